@@ -1,0 +1,93 @@
+"""Counters, as plain values. Everything that has a limit counts here; `control` turns them into `status`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mummufs.core.plan import SegmentKind
+
+
+@dataclass
+class ReadCounters:
+    """Requests by their worst segment, and bytes by segment. hit + miss + bypass bytes = bytes replied."""
+
+    hits: int = 0
+    misses: int = 0
+    bypasses: int = 0
+    hit_bytes: int = 0
+    miss_bytes: int = 0
+    bypass_bytes: int = 0
+    replied_bytes: int = 0
+
+    def request(self, worst: SegmentKind) -> None:
+        """Count one request."""
+        if worst is SegmentKind.HIT:
+            self.hits += 1
+        elif worst is SegmentKind.MISS:
+            self.misses += 1
+        else:
+            self.bypasses += 1
+
+    def segment(self, kind: SegmentKind, size: int) -> None:
+        """Count the bytes of one segment."""
+        if kind is SegmentKind.HIT:
+            self.hit_bytes += size
+        elif kind is SegmentKind.MISS:
+            self.miss_bytes += size
+        else:
+            self.bypass_bytes += size
+
+
+@dataclass
+class FillCounters:
+    """Fills by how they ended; `bytes` are window bytes written to range files that were completed.
+
+    `dropped` fills were wanted while the filler was at one of its limits; `declined` ones were refused by the index.
+    """
+
+    completed: int = 0
+    aborted: int = 0
+    declined: int = 0
+    dropped: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class EvictionCounters:
+    """Ranges that gave up their place; `bytes` are bytes of the budget."""
+
+    ranges: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class SourceCounters:
+    """Reads that reached the source, and the bytes they returned."""
+
+    count: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class ErrorCounters:
+    """Faults by where they arose. None of them but `source` was seen by a reader.
+
+    `store` counts every fault of the store, `corrupt` those of them where a range file was not what it said.
+    """
+
+    store: int = 0
+    source: int = 0
+    handler: int = 0
+    corrupt: int = 0
+    stale: int = 0
+
+
+@dataclass
+class Counters:
+    """All counters of one mount."""
+
+    reads: ReadCounters = field(default_factory=ReadCounters)
+    fills: FillCounters = field(default_factory=FillCounters)
+    evictions: EvictionCounters = field(default_factory=EvictionCounters)
+    source_reads: SourceCounters = field(default_factory=SourceCounters)
+    errors: ErrorCounters = field(default_factory=ErrorCounters)
