@@ -38,6 +38,10 @@ class Grazes:
             runs[first:last] = [(start, end)]
         return sum(stop - begin for begin, stop in runs)
 
+    def runs(self, key: RangeKey) -> list[tuple[int, int]]:
+        """The runs `[start, end)` read so far, in order and apart."""
+        return list(self._runs.get(key, ()))
+
     def forget(self, key: RangeKey) -> None:
         """Drop what is known of a window: it is resident now, or its file has changed."""
         self._runs.pop(key, None)

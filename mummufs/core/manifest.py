@@ -22,9 +22,10 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import NamedTuple
 
 from mummufs.core.errors import ManifestError
@@ -35,8 +36,9 @@ JOIN_LIMIT_BYTES = 1 << 20
 SPLIT_OVER_BYTES = 32 << 20
 SPLIT_STEP_BYTES = 32 << 20
 
-RANGES_MAX = 1_000_000
-"""More ranges than this in one file is taken for a hostile header. The largest real model has some 100,000."""
+RANGES_MAX = 250_000
+"""More ranges or windows than this in one file is taken for a hostile header: the largest real model has some
+100,000, and the table of this many is what still fits the memory that a parse may take."""
 
 NAME_BYTES_MAX = 512
 """Longer names are cut: a name is only ever shown."""
@@ -74,19 +76,28 @@ class Manifest:
 
     format: str
     file_size: int
-    ranges: tuple[ManifestRange, ...]
+    ranges: Sequence[ManifestRange]
 
     def validated(self) -> Manifest:
         """The same manifest with its ranges in order and the empty ones gone.
+
+        Raises:
+            ManifestError: as `in_order`.
+        """
+        return Manifest(self.format, self.file_size, tuple(self.in_order()))
+
+    def in_order(self) -> Iterator[ManifestRange]:
+        """The ranges that are not empty, by offset. One at a time, because a compact list may hold very many.
 
         Raises:
             ManifestError: a range lies outside the file or over another, or there are absurdly many.
         """
         if len(self.ranges) > RANGES_MAX:
             raise ManifestError(f"it names {len(self.ranges)} ranges, more than the limit of {RANGES_MAX}")
-        ordered = sorted(r for r in self.ranges if r.size != 0)
         end_before, name_before = 0, ""
-        for r in ordered:
+        for r in _sorted_by_offset(self.ranges):
+            if r.size == 0:
+                continue
             if r.offset < 0 or r.size < 0 or r.offset + r.size > self.file_size:
                 raise ManifestError(
                     f"range {r.name!r} at {r.offset}, {r.size} bytes, lies outside the file of {self.file_size} bytes"
@@ -94,7 +105,14 @@ class Manifest:
             if r.offset < end_before:
                 raise ManifestError(f"ranges {name_before!r} and {r.name!r} overlap at offset {r.offset}")
             end_before, name_before = r.offset + r.size, r.name
-        return Manifest(self.format, self.file_size, tuple(ordered))
+            yield r
+
+
+def _sorted_by_offset(ranges: Sequence[ManifestRange]) -> Iterator[ManifestRange]:
+    """In order of offset. The order is a list of numbers, so that a compact list is never unfolded whole."""
+    if all(a.offset <= b.offset for a, b in pairwise(ranges)):
+        return iter(ranges)
+    return (ranges[i] for i in sorted(range(len(ranges)), key=lambda i: ranges[i].offset))
 
 
 class Window(NamedTuple):
@@ -157,12 +175,13 @@ class RangeTable:
         """Join, split and round the ranges of a manifest.
 
         Raises:
-            ManifestError: as `Manifest.validated`.
+            ManifestError: as `Manifest.in_order`, or the split ranges are absurdly many.
         """
-        checked = manifest.validated()
         columns = tuple(array("Q") for _ in range(4))
         kinds, name_ends, names = bytearray(), array("Q"), bytearray()
-        for window in _windows(checked.ranges, checked.file_size):
+        for window in _windows(manifest.in_order(), manifest.file_size):
+            if len(kinds) == RANGES_MAX:
+                raise ManifestError(f"its ranges make more than {RANGES_MAX} windows")
             for column, value in zip(
                 columns,
                 (window.offset, window.range.end, window.span_offset, window.span_offset + window.span_size),
@@ -173,7 +192,7 @@ class RangeTable:
             names += window.name.encode("utf-8", "replace")[:NAME_BYTES_MAX]
             name_ends.append(len(names))
         four = (columns[0], columns[1], columns[2], columns[3])
-        return cls(checked.format, checked.file_size, four, bytes(kinds), name_ends, bytes(names))
+        return cls(manifest.format, manifest.file_size, four, bytes(kinds), name_ends, bytes(names))
 
     def __len__(self) -> int:
         return len(self.starts)

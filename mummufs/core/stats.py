@@ -42,13 +42,15 @@ class ReadCounters:
 class FillCounters:
     """Fills by how they ended; `bytes` are window bytes written to range files that were completed.
 
-    `dropped` fills were wanted while the filler was at one of its limits; `declined` ones were refused by the index.
+    `declined` fills were refused by the index, `dropped` ones were wanted while the filler was at one of its limits,
+    `unsettled` ones of a file that had only just changed. `aborted` ones had begun.
     """
 
     completed: int = 0
     aborted: int = 0
     declined: int = 0
     dropped: int = 0
+    unsettled: int = 0
     bytes: int = 0
 
 

@@ -1,0 +1,1 @@
+"""The Linux backend: FUSE by way of pyfuse3, which is imported nowhere else."""

@@ -1,0 +1,199 @@
+"""pyfuse3's operations over `Overlay`: translation, and nothing else.
+
+pyfuse3 catches FUSEError only; any other exception would end the mount. So every handler goes through `_guarded`:
+an OSError becomes its errno, everything else becomes EIO for that one caller, is counted and logged.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import itertools
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import pyfuse3
+
+from mummufs.backends.fuse.inodes import Inodes
+from mummufs.core.stats import Counters
+from mummufs.engine.nodes import Node
+from mummufs.engine.overlay import Handle, Overlay
+from mummufs.source.base import Attributes, Entry
+
+BLOCK_SIZE = 4096
+"""st_blksize: with 1 MiB llama.cpp was seen to read four times the file by O_DIRECT."""
+
+log = logging.getLogger(__name__)
+
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
+
+
+def _guarded(handler: Handler) -> Handler:
+    """Turn whatever a handler raises into an answer for its caller."""
+
+    @functools.wraps(handler)
+    async def wrapper(self: Operations, *args: Any) -> Any:
+        try:
+            return await handler(self, *args)
+        except pyfuse3.FUSEError:
+            raise
+        except OSError as error:
+            raise pyfuse3.FUSEError(error.errno or errno.EIO) from None
+        except Exception:
+            self.counters.errors.handler += 1
+            log.exception("%s failed on a fault of ours; its caller got EIO", handler.__name__)
+            raise pyfuse3.FUSEError(errno.EIO) from None
+
+    return wrapper  # type: ignore[return-value]
+
+
+class _Listing:
+    """An open directory: its entries as they were when reading it began."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.entries: Sequence[Entry] | None = None
+
+
+class Operations(pyfuse3.Operations):
+    """The handlers. One instance per mount."""
+
+    enable_acl = True
+    """Without it `default_permissions` lets a reader in whom the source's ACL refuses."""
+    supports_dot_lookup = False
+
+    def __init__(self, overlay: Overlay, counters: Counters, attr_timeout_s: float) -> None:
+        super().__init__()
+        self.counters = counters
+        self._overlay = overlay
+        self._attr_timeout_s = attr_timeout_s
+        self._inodes: Inodes | None = None
+        self._handles: dict[int, Handle] = {}
+        self._listings: dict[int, _Listing] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def inodes(self) -> Inodes:
+        """The numbers that the kernel knows nodes by."""
+        if self._inodes is None:
+            self._inodes = Inodes(self._overlay.nodes.root)
+        return self._inodes
+
+    @property
+    def open_handles(self) -> int:
+        """Files and directories that the kernel has open."""
+        return len(self._handles) + len(self._listings)
+
+    # ------------------------------------------------------------------ looking
+
+    @_guarded
+    async def lookup(self, parent: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        node = await self._overlay.look_up(self.inodes.node(parent), name)
+        number = self.inodes.number(node)
+        self.inodes.looked_up(number)
+        return self._entry(number, node.attributes)
+
+    @_guarded
+    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        return self._entry(inode, await self._overlay.attributes(self.inodes.node(inode)))
+
+    async def forget(self, inodes: Sequence[tuple[int, int]]) -> None:
+        for number, look_ups in inodes:
+            node = self.inodes.forget(number, look_ups)
+            if node is not None:
+                self._overlay.forget(node)
+
+    @_guarded
+    async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
+        return await self._overlay.readlink(self.inodes.node(inode))
+
+    @_guarded
+    async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        return await self._overlay.getxattr(self.inodes.node(inode), name)
+
+    @_guarded
+    async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:
+        return await self._overlay.listxattr(self.inodes.node(inode))
+
+    @_guarded
+    async def access(self, inode: int, mode: int, ctx: pyfuse3.RequestContext) -> bool:
+        return True  # default_permissions: the kernel has checked
+
+    @_guarded
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        found = await self._overlay.statfs()
+        answer = pyfuse3.StatvfsData()
+        for name in ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail"):
+            setattr(answer, name, getattr(found, name))
+        answer.f_namemax = found.f_namemax
+        return answer
+
+    # ------------------------------------------------------------------ directories
+
+    @_guarded
+    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+        number = next(self._numbers)
+        self._listings[number] = _Listing(self.inodes.node(inode))
+        return number
+
+    @_guarded
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        listing = self._listings[fh]
+        if listing.entries is None or start_id == 0:
+            listing.entries = await self._overlay.entries(listing.node)
+        for i in range(start_id, len(listing.entries)):
+            name, attributes = listing.entries[i]
+            node = self._overlay.seen(listing.node, name, attributes)
+            number = self.inodes.number(node)
+            if not pyfuse3.readdir_reply(token, name, self._entry(number, node.attributes), i + 1):
+                self.inodes.drop_unused(number)
+                return
+            self.inodes.looked_up(number)
+
+    @_guarded
+    async def releasedir(self, fh: int) -> None:
+        del self._listings[fh]
+
+    # ------------------------------------------------------------------ files
+
+    @_guarded
+    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        handle = await self._overlay.open(self.inodes.node(inode))
+        number = next(self._numbers)
+        self._handles[number] = handle
+        return pyfuse3.FileInfo(fh=number, keep_cache=handle.keep_pages)
+
+    @_guarded
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        # Any buffer does; its annotation is narrower than what pyfuse3 takes.
+        return cast(bytes, await self._overlay.read(self._handles[fh], off, size))
+
+    @_guarded
+    async def flush(self, fh: int) -> None:
+        pass  # nothing was written
+
+    @_guarded
+    async def release(self, fh: int) -> None:
+        self._overlay.close(self._handles.pop(fh))
+
+    def _entry(self, number: int, attributes: Attributes) -> pyfuse3.EntryAttributes:
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = number
+        entry.generation = 0
+        entry.entry_timeout = entry.attr_timeout = self._attr_timeout_s
+        entry.st_mode = attributes.mode
+        entry.st_nlink = attributes.nlink
+        entry.st_uid = attributes.uid
+        entry.st_gid = attributes.gid
+        entry.st_rdev = attributes.rdev
+        entry.st_size = attributes.size
+        entry.st_blksize = BLOCK_SIZE
+        entry.st_blocks = attributes.blocks
+        entry.st_atime_ns = attributes.atime_ns
+        entry.st_mtime_ns = attributes.mtime_ns
+        entry.st_ctime_ns = attributes.ctime_ns
+        return entry

@@ -1,0 +1,131 @@
+"""One FUSE session: mount, serve, unmount."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyfuse3
+import trio
+
+from mummufs.backends.fuse.operations import Operations
+from mummufs.core.errors import MummufsError
+
+SUBTYPE = "mummufs"
+MAX_TASKS = 4096
+"""Requests that pyfuse3 takes up at once. Its default of 99 would let 99 hung misses stop everything."""
+_MNT_DETACH = 2
+_UNMOUNT_WAIT_S = 3.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """How to mount.
+
+    Attributes:
+        fsname: what the mount table shows as its source.
+        flags: mount flags to hand on (nosuid, noexec, ...).
+    """
+
+    fsname: str
+    allow_other: bool = False
+    read_only: bool = True
+    flags: Sequence[str] = ()
+
+
+class Session:
+    """A mounted file system. The mount exists from `mount` on; requests wait until `serve`."""
+
+    def __init__(self, operations: Operations, mountpoint: Path, options: SessionOptions) -> None:
+        self._operations = operations
+        self._mountpoint = mountpoint
+        self._options = options
+        self._ended = trio.Event()
+        self._mounted = False
+
+    def mount(self) -> None:
+        """Mount it.
+
+        Raises:
+            MummufsError: it cannot be mounted.
+        """
+        options = {"default_permissions", f"fsname={_escaped(self._options.fsname)}", f"subtype={SUBTYPE}"}
+        options |= set(self._options.flags)
+        if self._options.read_only:
+            options.add("ro")
+        if self._options.allow_other:
+            options.add("allow_other")
+        try:
+            pyfuse3.init(self._operations, os.fspath(self._mountpoint), options)
+        except RuntimeError as error:
+            raise MummufsError(
+                f"{self._mountpoint} cannot be mounted ({error}): is /dev/fuse there, is fusermount3 installed,"
+                " and may this user mount here?"
+            ) from None
+        self._mounted = True
+
+    async def serve(self) -> None:
+        """Answer requests until the mount is gone."""
+        try:
+            await pyfuse3.main(min_tasks=1, max_tasks=MAX_TASKS)
+        finally:
+            self._ended.set()
+
+    async def leave(self, give_up_s: float) -> bool:
+        """Unmount; False where something still held the mount and it had to be detached and cut off.
+
+        Args:
+            give_up_s: how long a detached mount may go on serving who holds it.
+        """
+        if await trio.to_thread.run_sync(unmount, self._mountpoint, False, abandon_on_cancel=True):
+            with trio.move_on_after(give_up_s):
+                await self._ended.wait()
+                return True
+        else:
+            await trio.to_thread.run_sync(unmount, self._mountpoint, True, abandon_on_cancel=True)
+            with trio.move_on_after(give_up_s):
+                await self._ended.wait()
+                return True
+        pyfuse3.terminate()
+        return False
+
+    def close(self) -> None:
+        """Close the device: whatever the kernel still waits for ends with an error."""
+        if self._mounted:
+            self._mounted = False
+            pyfuse3.close(unmount=not self._ended.is_set())
+
+
+def unmount(mountpoint: Path, detach: bool) -> bool:
+    """Unmount, as root by the system call and else by fusermount3; False if it is busy or not there.
+
+    Args:
+        detach: take it out of the tree even if it is busy (a lazy unmount).
+    """
+    if os.geteuid() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.umount2(os.fsencode(mountpoint), _MNT_DETACH if detach else 0) == 0:
+            return True
+        code = ctypes.get_errno()
+        if code != errno.EBUSY:
+            log.warning("%s cannot be unmounted: %s", mountpoint, os.strerror(code))
+        return False
+    command = [shutil.which("fusermount3") or "/usr/bin/fusermount3", "-u", "-q", *(["-z"] if detach else [])]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run([*command, "--", os.fspath(mountpoint)], timeout=_UNMOUNT_WAIT_S, check=False)
+        return done.returncode == 0
+    return False
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(",", "\\,")

@@ -1,0 +1,1 @@
+"""The sub-commands of `mummufs`, one a file."""

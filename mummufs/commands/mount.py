@@ -1,0 +1,118 @@
+"""`mummufs mount`: check, start the daemon, return when the mount answers; or be the daemon with --foreground."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+
+import click
+
+from mummufs import config as configuration
+from mummufs.commands.output import printable
+from mummufs.config import LOG_LEVELS, PASS_THROUGH_NOTE, STORE_ENV, STORE_GB_ENV, MountConfig
+from mummufs.core.errors import MummufsError, UsageError
+from mummufs.launch import clear_dead_mount, mount_in_background
+from mummufs.options import OWN_OPTIONS
+
+_EPILOG = "Options of -o, besides mount(8)'s: " + ", ".join(
+    ["allow_other", *(f"{name}={value}" for name, value in OWN_OPTIONS.items())]
+)
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("source")
+@click.argument("mountpoint")
+@click.option(
+    "--store", metavar="DIR", help=f"Directory for range files, on the NVMe. Default: ${STORE_ENV}."
+)
+@click.option(
+    "--store-size", metavar="SIZE", help=f"The store's budget, such as 64G. Default: ${STORE_GB_ENV} or 64G."
+)
+@click.option("--store-gb", metavar="N", help="The same in GiB.")
+@click.option("-o", "options", metavar="OPT,...", multiple=True, help="Mount options, as in an fstab line.")
+@click.option("--foreground", is_flag=True, help="Stay, and end with the mount.")
+@click.option("--log-file", metavar="FILE", help="Where the daemon logs.")
+@click.option("--log-level", metavar="LEVEL", help=f"One of {', '.join(LOG_LEVELS)}.")
+@click.option("--mount-timeout", metavar="TIME", help="How long to wait for the mount. Default: 60s.")
+@click.option("--ready-fd", type=click.IntRange(min=3), hidden=True)
+def mount(
+    source: str,
+    mountpoint: str,
+    options: tuple[str, ...],
+    foreground: bool,
+    ready_fd: int | None,
+    **overrides: str | None,
+) -> None:
+    """Mirror SOURCE at MOUNTPOINT, its models' ranges served from the store."""
+    if ready_fd is not None:
+        os.set_inheritable(ready_fd, False)  # a child of the daemon must not keep the pipe open
+    try:
+        config = configuration.build(
+            source,
+            mountpoint,
+            options=options,
+            environ=os.environ,
+            overrides=overrides,
+            foreground=foreground,
+        )
+        if not foreground:
+            for note in mount_in_background(config, os.environ):
+                click.echo(f"mummufs: {printable(note)}", err=True)
+            return
+        code = run_daemon(config, ready_fd)
+    except MummufsError as error:
+        if ready_fd is not None:
+            send(
+                ready_fd,
+                {"ok": False, "message": str(error), "exit": 2 if isinstance(error, UsageError) else 1},
+            )
+        raise
+    raise SystemExit(code)
+
+
+def run_daemon(config: MountConfig, ready_fd: int | None) -> int:
+    """Be the daemon until the mount ends. Gives its exit code.
+
+    Raises:
+        MummufsError: it failed before it was ready.
+    """
+    from mummufs.mount import run  # it brings the FUSE library, which no other command needs
+
+    if ready_fd is not None:
+        return run(config, _through(ready_fd, config), background=True)
+    for note in (*clear_dead_mount(config.mountpoint), *config.warnings):
+        click.echo(f"mummufs: {printable(note)}", err=True)
+    if config.store_dir is None:
+        click.echo(f"mummufs: {PASS_THROUGH_NOTE}", err=True)
+    return run(
+        config, lambda _: click.echo(f"mummufs: mounted at {printable(str(config.mountpoint))}", err=True)
+    )
+
+
+def send(fd: int, message: dict[str, object]) -> None:
+    """Write one message for the starting process and close the descriptor. It may have gone: that is no failure."""
+    data = json.dumps(message).encode() + b"\n"
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    except OSError:
+        pass
+    try:
+        os.close(fd)
+    except OSError:
+        pass
+
+
+def _through(ready_fd: int, config: MountConfig) -> Callable[[dict[str, object]], None]:
+    """The callback that tells the starting process, then lets go of what it listens to."""
+
+    def ready(message: dict[str, object]) -> None:
+        send(ready_fd, message)
+        if config.log_file is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            os.close(null)
+
+    return ready

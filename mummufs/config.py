@@ -1,0 +1,267 @@
+"""The settings of one mount: every value checked before anything is mounted.
+
+`build` is the one way in: command line, `-o` options and environment give a `MountConfig`, or one sentence.
+`daemon_arguments` is the way back: the command line that gives the same settings in another process, whatever its
+directory and environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeGuard
+
+from mummufs.core.errors import UsageError
+from mummufs.options import ParsedOptions, parse_options, quote_option
+from mummufs.paths import check_places, existing_file, source_directory, usable_mountpoint, writable_place
+from mummufs.units import parse_count, parse_duration, parse_gib, parse_size
+
+Policy = Literal["hotness", "lru"]
+
+STORE_ENV = "MUMMU_DISK_CACHE_DIR"
+"""The environment's default of the store's directory. Empty means unset, as for the next."""
+
+STORE_GB_ENV = "MUMMU_DISK_CACHE_GB"
+"""The environment's default of the store's budget, in GiB."""
+
+STORE_BYTES_DEFAULT = 64 << 30
+"""The store's budget where nothing else is said."""
+
+STORE_BYTES_MIN = 1 << 20
+"""A smaller budget holds hardly a range; it is taken for a forgotten unit."""
+
+SOURCE_READS_MAX = 1024
+"""More reads at once than this help no source: each needs a thread."""
+
+READ_AHEAD_BYTES_MAX = 1 << 30
+"""The kernel keeps read-ahead in RAM for every open file."""
+
+MAX_BACKGROUND_DEFAULT = 1024
+"""Background requests that the kernel sends before it holds more back. Its own default, 12, lets 12 hung misses stop
+every buffered read."""
+
+MAX_BACKGROUND_MAX = 65535
+"""The kernel keeps the number in 16 bits."""
+
+ATTR_TIMEOUT_S_DEFAULT = 1.0
+"""How long the kernel believes attributes without asking: so long may a change of the source stay unseen."""
+
+SETTLE_S_DEFAULT = 5.0
+"""A file that changed in so many last seconds is not cached: its version does not yet tell its contents."""
+
+MOUNT_TIMEOUT_S_DEFAULT = 60.0
+"""How long `mummufs mount` waits for the mount to answer. A source may have to spin up."""
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_LEVEL_DEFAULT = "info"
+
+POLICIES: tuple[Policy, ...] = ("hotness", "lru")
+
+PASS_THROUGH_NOTE = "no store directory: pass-through, nothing is cached (give --store DIR)"  # noqa: S105 - no password
+
+
+@dataclass(frozen=True)
+class MountConfig:
+    """The settings of one mount, all checked.
+
+    Attributes:
+        source: the directory to mirror; absolute, no symlinks.
+        mountpoint: where it appears; absolute, no symlinks.
+        store_dir: the store's directory, absolute; it may not exist yet. None means pass-through.
+        store_bytes: the store's budget.
+        store_reserve_bytes: free space that fills leave on the store's file system; None for the store's default.
+        read_only: always True in this version.
+        allow_other: other users may use the mount.
+        source_reads: reads of the source at once; None for a number chosen by its devices.
+        read_ahead_bytes: the kernel's read-ahead on the mount; None for the default.
+        max_background: see MAX_BACKGROUND_DEFAULT.
+        attr_timeout_s: see ATTR_TIMEOUT_S_DEFAULT.
+        settle_s: see SETTLE_S_DEFAULT.
+        policy: the order of eviction.
+        manifest: a native manifest that names the ranges of the file it states, or None.
+        log_file: where the daemon logs, absolute; None for nowhere in the background, stderr in the foreground.
+        log_level: one of LOG_LEVELS.
+        fsname: the source as the user gave it: what mountinfo shows. It may hold spaces and commas.
+        mount_flags: of nosuid, nodev, noexec, noatime, nodiratime and sync those wanted, for libfuse.
+        foreground: the daemon is this process.
+        mount_timeout_s: see MOUNT_TIMEOUT_S_DEFAULT.
+        warnings: a sentence each, for whoever started the mount.
+    """
+
+    source: Path
+    mountpoint: Path
+    store_dir: Path | None = None
+    store_bytes: int = STORE_BYTES_DEFAULT
+    store_reserve_bytes: int | None = None
+    read_only: bool = True
+    allow_other: bool = False
+    source_reads: int | None = None
+    read_ahead_bytes: int | None = None
+    max_background: int = MAX_BACKGROUND_DEFAULT
+    attr_timeout_s: float = ATTR_TIMEOUT_S_DEFAULT
+    settle_s: float = SETTLE_S_DEFAULT
+    policy: Policy = "hotness"
+    manifest: Path | None = None
+    log_file: Path | None = None
+    log_level: str = LOG_LEVEL_DEFAULT
+    fsname: str = ""
+    mount_flags: tuple[str, ...] = ()
+    foreground: bool = False
+    mount_timeout_s: float = MOUNT_TIMEOUT_S_DEFAULT
+    warnings: tuple[str, ...] = ()
+
+
+def build(
+    source: str,
+    mountpoint: str,
+    *,
+    options: Iterable[str] = (),
+    environ: Mapping[str, str],
+    overrides: Mapping[str, str | None] | None = None,
+    foreground: bool = False,
+    sloppy: bool = False,
+) -> MountConfig:
+    """Check everything that a mount needs and give its settings. Nothing is created or mounted.
+
+    Args:
+        source: a directory, as the user gave it; relative paths are of the current directory.
+        mountpoint: an empty place in the tree; a dead mount of mummufs there is taken for empty.
+        options: `-o` strings.
+        environ: STORE_ENV and STORE_GB_ENV are read from it.
+        overrides: option -> text of the long options, which win over `options`; None for one not given.
+        foreground: see `MountConfig`.
+        sloppy: unknown options are warnings.
+
+    Raises:
+        UsageError: a sentence that says what is wrong and what to do.
+    """
+    parsed = parse_options(options, sloppy=sloppy)
+    values = _merged(parsed, overrides or {})
+    source_path = source_directory(source)
+    mountpoint_path = usable_mountpoint(mountpoint)
+    store_text = values.get("store") or environ.get(STORE_ENV) or None
+    store_dir = writable_place("the store", store_text, directory=True) if store_text else None
+    check_places(source_path, mountpoint_path, store_dir)
+    return MountConfig(
+        source=source_path,
+        mountpoint=mountpoint_path,
+        store_dir=store_dir,
+        store_bytes=_store_bytes(values, environ),
+        store_reserve_bytes=_size(values, "store_reserve"),
+        allow_other="allow_other" in parsed.flags,
+        source_reads=_count(values, "source_reads", 1, SOURCE_READS_MAX),
+        read_ahead_bytes=_read_ahead(values),
+        max_background=_count(values, "max_background", 1, MAX_BACKGROUND_MAX) or MAX_BACKGROUND_DEFAULT,
+        attr_timeout_s=_duration(values, "attr_timeout", ATTR_TIMEOUT_S_DEFAULT),
+        settle_s=_duration(values, "settle", SETTLE_S_DEFAULT),
+        policy=_policy(values),
+        manifest=existing_file("the manifest", values["manifest"]) if "manifest" in values else None,
+        log_file=writable_place("the log file", values["log_file"], directory=False)
+        if "log_file" in values
+        else None,
+        log_level=_log_level(values),
+        fsname=values.get("fsname", source),
+        mount_flags=parsed.mount_flags,
+        foreground=foreground,
+        mount_timeout_s=_mount_timeout(values),
+        warnings=parsed.warnings,
+    )
+
+
+def daemon_arguments(config: MountConfig) -> list[str]:
+    """What follows `mummufs` to give the same settings, apart from `foreground`, from any directory."""
+    options = {
+        "store": config.store_dir,
+        "store_size": config.store_bytes,
+        "store_reserve": config.store_reserve_bytes,
+        "source_reads": config.source_reads,
+        "read_ahead": config.read_ahead_bytes,
+        "max_background": config.max_background,
+        "attr_timeout": f"{config.attr_timeout_s:.6f}",
+        "settle": f"{config.settle_s:.6f}",
+        "policy": config.policy,
+        "manifest": config.manifest,
+        "log_file": config.log_file,
+        "log_level": config.log_level,
+        "mount_timeout": f"{config.mount_timeout_s:.6f}",
+        "fsname": config.fsname,
+    }
+    words = [quote_option(name, str(value)) for name, value in options.items() if value is not None]
+    words.extend(config.mount_flags)
+    if config.allow_other:
+        words.append("allow_other")
+    return ["mount", "-o", ",".join(words), "--", str(config.source), str(config.mountpoint)]
+
+
+def _merged(parsed: ParsedOptions, overrides: Mapping[str, str | None]) -> dict[str, str]:
+    """The long options laid over those of `-o`."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    if "store_size" in given and "store_gb" in given:
+        raise UsageError("--store-size and --store-gb say the same thing: give one of them")
+    for name, value in given.items():
+        if not value:
+            raise UsageError(f"option '--{name.replace('_', '-')}' needs a value that is not empty")
+    values = dict(parsed.values)
+    if "store_size" in given or "store_gb" in given:
+        values.pop("store_size", None)
+        values.pop("store_gb", None)
+    return {**values, **given}
+
+
+def _store_bytes(values: Mapping[str, str], environ: Mapping[str, str]) -> int:
+    if "store_size" in values:
+        what, size = "store_size", parse_size("store_size", values["store_size"])
+    elif "store_gb" in values:
+        what, size = "store_gb", parse_gib("store_gb", values["store_gb"])
+    elif environ.get(STORE_GB_ENV):
+        what, size = STORE_GB_ENV, parse_gib(STORE_GB_ENV, environ[STORE_GB_ENV])
+    else:
+        return STORE_BYTES_DEFAULT
+    if size < STORE_BYTES_MIN:
+        raise UsageError(f"{what}: a store of {size} bytes is too small; give at least 1M")
+    return size
+
+
+def _size(values: Mapping[str, str], name: str) -> int | None:
+    return parse_size(name, values[name]) if name in values else None
+
+
+def _count(values: Mapping[str, str], name: str, low: int, high: int) -> int | None:
+    return parse_count(name, values[name], low, high) if name in values else None
+
+
+def _duration(values: Mapping[str, str], name: str, default: float) -> float:
+    return parse_duration(name, values[name]) if name in values else default
+
+
+def _read_ahead(values: Mapping[str, str]) -> int | None:
+    size = _size(values, "read_ahead")
+    if size is not None and size > READ_AHEAD_BYTES_MAX:
+        raise UsageError(f"read_ahead: {values['read_ahead']!r} is more than the limit of 1G")
+    return size
+
+
+def _mount_timeout(values: Mapping[str, str]) -> float:
+    seconds = _duration(values, "mount_timeout", MOUNT_TIMEOUT_S_DEFAULT)
+    if seconds <= 0:
+        raise UsageError("mount_timeout: it must be more than 0, such as 60s")
+    return seconds
+
+
+def _policy(values: Mapping[str, str]) -> Policy:
+    policy = values.get("policy", POLICIES[0])
+    if not _is_policy(policy):
+        raise UsageError(f"policy: {policy!r} is not one of {', '.join(POLICIES)}")
+    return policy
+
+
+def _is_policy(text: str) -> TypeGuard[Policy]:
+    return text in POLICIES
+
+
+def _log_level(values: Mapping[str, str]) -> str:
+    level = values.get("log_level", LOG_LEVEL_DEFAULT).lower()
+    if level not in LOG_LEVELS:
+        raise UsageError(f"log_level: {level!r} is not one of {', '.join(LOG_LEVELS)}")
+    return level

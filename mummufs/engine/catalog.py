@@ -1,0 +1,160 @@
+"""Which windows each file has: parsed once per version, off the read path, and remembered in the store.
+
+When a file is opened its table is loaded from the store, or a parse is started in the background. Until that has ended
+reads pass through; what they read is noted, and when the table has come the windows that were read are filled after
+all, so that the second read of a range is served from the store even if the first came before its parse had ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import trio
+
+from mummufs.core.errors import ManifestError, RangeFileError
+from mummufs.core.grazes import Grazes
+from mummufs.core.manifest import RangeTable
+from mummufs.core.plan import window_key
+from mummufs.core.ranges import ByteRange, RangeKey, Version
+from mummufs.core.stats import Counters
+from mummufs.engine.cache import Cache
+from mummufs.engine.nodes import Node
+from mummufs.engine.threads import Pools
+from mummufs.source.base import SourceFile
+
+FILE_BYTES_MIN = 64 << 10
+"""Smaller files are not looked into: a model is not that small."""
+STEP = 256
+"""Windows looked at between two checkpoints."""
+
+log = logging.getLogger(__name__)
+
+
+class Parser(Protocol):
+    """Reads the manifest of an open file."""
+
+    async def parse(self, path: bytes, file: SourceFile) -> RangeTable | None:
+        """The windows of a file; None where no format recognises it.
+
+        Raises:
+            ManifestError: a format does, and its header is broken or absurd.
+            OSError: the source failed.
+        """
+        ...
+
+
+class Catalog:
+    """Finds out the windows of files that are opened."""
+
+    def __init__(self, parser: Parser, cache: Cache, pools: Pools, counters: Counters) -> None:
+        self._parser = parser
+        self._cache = cache
+        self._pools = pools
+        self._counters = counters
+        self._parsing: dict[Node, Version] = {}
+        self._early = Grazes()
+        self._nursery: trio.Nursery | None = None
+        self.parsed = 0
+        self.refused = 0
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Parse in the background until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    @property
+    def parsing(self) -> int:
+        """Parses under way or waiting for their turn."""
+        return len(self._parsing)
+
+    async def opened(self, node: Node, file: SourceFile) -> None:
+        """A file has been opened: see that its table is known, now or soon."""
+        version = node.version
+        if node.parsed == version or node in self._parsing or version.size < FILE_BYTES_MIN or self._nursery is None:
+            return
+        self._parsing[node] = version
+        try:
+            table = await self._load(node, version)
+            if table is not None:
+                node.table, node.parsed = table, version
+                del self._parsing[node]
+                return
+            self._nursery.start_soon(self._parse, node, file, version)
+        except BaseException:
+            self._parsing.pop(node, None)
+            raise
+
+    def passed_through(self, node: Node, offset: int, size: int) -> None:
+        """A read went to the source because the table is not known yet."""
+        if node in self._parsing:
+            self._early.add(_whole(node), offset, offset + size)
+
+    async def _load(self, node: Node, version: Version) -> RangeTable | None:
+        """The table that an earlier mount has left, if it is of this version."""
+        try:
+            payload = await self._pools.store_reads.run(self._cache.store.load_table, node.file, version)
+            return RangeTable.from_bytes(payload)
+        except FileNotFoundError:
+            return None
+        except (OSError, RangeFileError, ManifestError) as error:
+            log.debug("the stored range table of %s is passed over: %s", _shown(node), error)
+            return None
+
+    async def _parse(self, node: Node, file: SourceFile, version: Version) -> None:
+        table: RangeTable | None = None
+        try:
+            table = await self._parser.parse(node.path, file)
+            if (await self._pools.metadata.run(file.attributes)).version == version == node.version:
+                node.table, node.parsed = table, version
+                self.parsed += 1
+        except ManifestError as error:
+            self.refused += 1
+            node.table, node.parsed = None, version
+            log.warning("%s: no ranges, it is passed through: %s", _shown(node), error)
+        except OSError as error:
+            log.warning("%s: its header could not be read, it is passed through: %s", _shown(node), error)
+        except Exception:
+            self._counters.errors.handler += 1
+            log.exception("%s: parsing failed on a fault of ours", _shown(node))
+        finally:
+            self._parsing.pop(node, None)
+        if table is not None and node.ranges is table:
+            await self._save(node, version, table)
+            await self._fill_early(node, file, table)
+        self._early.forget(_whole(node))
+
+    async def _save(self, node: Node, version: Version, table: RangeTable) -> None:
+        try:
+            await self._pools.store_writes.run(self._cache.store.save_table, node.file, version, table.to_bytes())
+        except (OSError, RangeFileError) as error:
+            self._counters.errors.store += 1
+            log.warning("%s: its range table is not kept: %s", _shown(node), error)
+        self._cache.index.set_overhead(self._cache.store.tables_bytes)
+
+    async def _fill_early(self, node: Node, file: SourceFile, table: RangeTable) -> None:
+        """Fill the windows of which half or more was read before the table was known."""
+        version = node.version
+        looked_at = 0
+        for start, end in self._early.runs(_whole(node)):
+            for i in table.overlapping(start, end - start):
+                key = window_key(node.file, table, i)
+                window = ByteRange(key.offset, key.size)
+                seen = window.intersection(ByteRange(start, end - start))
+                if 2 * seen.size >= window.size:
+                    while self._cache.filler.is_full(key.size) and not node.stale:
+                        await self._cache.filler.wait_landing()
+                    self._cache.filler.offer_nowait(key, version, file, seen, reads=True)
+                looked_at += 1
+                if looked_at % STEP == 0:
+                    await trio.lowlevel.checkpoint()
+
+
+def _whole(node: Node) -> RangeKey:
+    return RangeKey(node.file, 0, node.version.size)
+
+
+def _shown(node: Node) -> str:
+    return repr(node.path.decode("utf-8", "backslashreplace"))

@@ -1,0 +1,152 @@
+"""Eviction: the background task that makes room, coldest first, and removes what is not to be believed.
+
+`evict_nowait` takes a range out of the index's order and out of sight of every reader at once; the task then removes
+its file, in batches, and gives its bytes back when the last descriptor on it is closed. Between the two its bytes stay
+counted (EVICTING). A file that cannot be removed stays counted too and is tried again later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from functools import partial
+
+import trio
+
+from mummufs.core.index import CacheIndex, State
+from mummufs.core.manifest import RangeTable
+from mummufs.core.plan import window_key
+from mummufs.core.ranges import FileId, RangeKey, Version
+from mummufs.core.stats import Counters
+from mummufs.engine.resident import Resident
+from mummufs.engine.threads import Pools
+from mummufs.store.rangestore import RangeStore
+
+BATCH_MAX = 64
+"""Files removed in one call to a worker thread."""
+RETRY_S = 10.0
+"""Pause before a file that could not be removed is tried again."""
+PURGE_STEP = 256
+"""Windows of a changed file that are looked at between two checkpoints."""
+
+log = logging.getLogger(__name__)
+
+
+class Evictor:
+    """Makes room in the store."""
+
+    def __init__(
+        self, index: CacheIndex, resident: Resident, store: RangeStore, pools: Pools, counters: Counters
+    ) -> None:
+        self._index = index
+        self._resident = resident
+        self._store = store
+        self._pools = pools
+        self._counters = counters
+        self._queue: deque[RangeKey] = deque()
+        self._wake = trio.Event()
+        self._progress = trio.Event()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._outstanding: dict[RangeKey, int] = {}
+
+    @property
+    def queued(self) -> int:
+        """Range files that wait to be removed."""
+        return len(self._queue)
+
+    async def run(self) -> None:
+        """Evict until cancelled."""
+        self._token = trio.lowlevel.current_trio_token()
+        while True:
+            failed = await self._remove_queued()
+            self.evict_nowait(self._index.plan_eviction())
+            if self._queue and not failed:
+                continue
+            if failed:
+                self._queue.extend(failed)
+                with trio.move_on_after(RETRY_S):
+                    await self._wake.wait()
+            else:
+                await self._wake.wait()
+            self._wake = trio.Event()
+
+    def wake(self) -> None:
+        """The store has grown: see whether it is above the high watermark."""
+        self._wake.set()
+
+    def evict_nowait(self, keys: Iterable[RangeKey]) -> None:
+        """Take ranges out of use. Those that are not resident are passed over."""
+        for key in keys:
+            if self._index.state(key) is not State.RESIDENT:
+                continue
+            charge = self._index.begin_evict(key)
+            self._counters.evictions.ranges += 1
+            self._counters.evictions.bytes += charge
+            stored = self._resident.remove(key)
+            self._outstanding[key] = 1 if stored is None else 2  # its name, and its descriptor if it is open
+            if stored is not None:
+                stored.on_close = partial(self._closed_from_any_thread, key)
+            del stored  # here, or with its last reader
+            self._queue.append(key)
+        if self._queue:
+            self._wake.set()
+
+    async def wait_progress(self) -> None:
+        """Wait until a range has given its bytes back."""
+        await self._progress.wait()
+
+    async def purge(self, file: FileId, table: RangeTable, version: Version) -> None:
+        """Drop every range of an old version of a file."""
+        for i in range(len(table)):
+            key = window_key(file, table, i)
+            if self._index.is_resident(key, version):
+                self._counters.errors.stale += 1
+                self.evict_nowait((key,))
+            if i % PURGE_STEP == PURGE_STEP - 1:
+                await trio.lowlevel.checkpoint()
+
+    async def _remove_queued(self) -> list[RangeKey]:
+        """Remove the files of the queue; those that could not be."""
+        failed: list[RangeKey] = []
+        while self._queue:
+            batch = [self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))]
+            for key, error in await self._pools.store_writes.run(_remove_all, self._store, batch):
+                if error is None:
+                    self._one_less(key)
+                    continue
+                self._counters.errors.store += 1
+                log.warning("the range file of %s cannot be removed: %s", _named(key), error)
+                failed.append(key)
+        return failed
+
+    def _closed_from_any_thread(self, key: RangeKey) -> None:
+        try:
+            assert self._token is not None
+            self._token.run_sync_soon(self._one_less, key)
+        except trio.RunFinishedError:
+            pass
+
+    def _one_less(self, key: RangeKey) -> None:
+        self._outstanding[key] -= 1
+        if self._outstanding[key]:
+            return
+        del self._outstanding[key]
+        self._index.finish_evict(key)
+        progress, self._progress = self._progress, trio.Event()
+        progress.set()
+
+
+def _named(key: RangeKey) -> str:
+    return f"inode {key.file.inode}, offset {key.offset}, {key.size} bytes"
+
+
+def _remove_all(store: RangeStore, keys: list[RangeKey]) -> list[tuple[RangeKey, OSError | None]]:
+    results: list[tuple[RangeKey, OSError | None]] = []
+    for key in keys:
+        try:
+            store.remove_range(key)
+            results.append((key, None))
+        except OSError as error:
+            results.append((key, error))
+    return results

@@ -1,0 +1,264 @@
+"""One read: plan it, run its segments, account for it.
+
+A plan's segments become *parts*, each filled into its place in one buffer:
+
+- HIT: from the range file, by a worker thread. Any fault there (gone, short, corrupt, unreadable) makes it a miss of
+  this very read: the entry is dropped once and the source answers.
+- MISS with a flight: wait for the flight to bring the bytes. A read that makes a window wanted starts the flight.
+- everything else: straight from the source, neighbouring segments in one read. A window that such a read covers whole
+  is given to a flight afterwards, so that it costs the source nothing more.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+
+from mummufs.core.errors import RangeFileError
+from mummufs.core.grazes import Grazes
+from mummufs.core.index import State
+from mummufs.core.plan import ReadPlan, Segment, SegmentKind, is_wanted
+from mummufs.core.ranges import ByteRange, RangeKey, Version
+from mummufs.core.stats import Counters
+from mummufs.engine.cache import Cache
+from mummufs.engine.flight import Flight, FlightFailedError, read_piece
+from mummufs.engine.nodes import Node
+from mummufs.engine.resident import Resident
+from mummufs.engine.threads import Pools
+from mummufs.source.base import SourceFile
+from mummufs.store.layout import charge_of
+from mummufs.store.rangestore import StoredRange
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Part:
+    """A run of the buffer and where it comes from: a range file, a flight, or (neither) the source."""
+
+    offset: int
+    end: int
+    segments: list[Segment]
+    hit: RangeKey | None = None
+    flight: Flight | None = None
+    gifts: list[Flight] = field(default_factory=list)
+
+
+class Reader:
+    """Runs reads. Without a cache every read goes to the source."""
+
+    def __init__(self, pools: Pools, counters: Counters, cache: Cache | None) -> None:
+        self._pools = pools
+        self._counters = counters
+        self._cache = cache
+        self._grazes = Grazes()
+        self.scanning = cache is not None
+        """Whether the store still has range files that the index does not know of: they are looked for by name."""
+        self.reads_in_flight = 0
+        self.bytes_in_flight = 0
+
+    async def read(self, node: Node, file: SourceFile, offset: int, size: int) -> bytes | bytearray:
+        """The bytes `[offset, offset + size)` of a node's version, cut at its end of file.
+
+        Raises:
+            OSError: the source failed, or ESTALE where the file is of another version by now.
+        """
+        if node.stale:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        version = node.version
+        size = max(0, min(size, version.size - offset))
+        if size == 0:
+            self._counters.reads.request(SegmentKind.BYPASS)
+            return b""
+        self.reads_in_flight += 1
+        self.bytes_in_flight += size
+        try:
+            buffer = bytearray(size)
+            try:
+                kinds = await self._read(node, file, version, memoryview(buffer), offset)
+            except OSError as error:
+                if error.errno == errno.ESTALE:
+                    self._counters.errors.stale += 1
+                    node.stale = True
+                else:
+                    self._counters.errors.source += 1
+                raise
+            if node.stale:  # it was found out while this read was under way
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            self._account(kinds, size)
+            return buffer
+        finally:
+            self.reads_in_flight -= 1
+            self.bytes_in_flight -= size
+
+    async def _read(
+        self, node: Node, file: SourceFile, version: Version, buffer: memoryview, offset: int
+    ) -> list[tuple[SegmentKind, int]]:
+        """Fill the buffer; the kinds that its segments turned out to be."""
+        cache = self._cache
+        if cache is None:
+            await self._from_source(file, version, buffer, offset)
+            return [(SegmentKind.BYPASS, len(buffer))]
+        plan = cache.index.plan_read(node.file, version, node.ranges, offset, len(buffer))
+        if self.scanning and await self._look_by_name(cache, plan):
+            plan = cache.index.plan_read(node.file, version, node.ranges, offset, len(buffer))
+        parts = self._parts(cache, plan, file)
+        kinds: list[tuple[SegmentKind, int]] = []
+        await _all([partial(self._run, cache, part, plan, file, buffer, kinds) for part in parts])
+        return kinds
+
+    def _parts(self, cache: Cache, plan: ReadPlan, file: SourceFile) -> list[_Part]:
+        """Decide where each segment's bytes come from, start the flights, and count the touches."""
+        parts: list[_Part] = []
+        request = ByteRange(plan.offset, plan.size)
+        for segment in plan.segments:
+            part = _Part(segment.offset, segment.end, [segment])
+            if segment.kind is not SegmentKind.BYPASS:
+                key = plan.key(segment)
+                cache.index.touch(key, segment.size, hit=segment.kind is SegmentKind.HIT)
+                if segment.kind is SegmentKind.HIT:
+                    part.hit = key
+                else:
+                    self._place_miss(cache, plan, part, key, request, file)
+            last = parts[-1] if parts else None
+            if last is not None and not (last.hit or last.flight or part.hit or part.flight):
+                last.end = part.end
+                last.segments += part.segments
+                last.gifts += part.gifts
+            else:
+                parts.append(part)
+        return parts
+
+    def _place_miss(
+        self, cache: Cache, plan: ReadPlan, part: _Part, key: RangeKey, request: ByteRange, file: SourceFile
+    ) -> None:
+        """Join the flight for a missing window, or start one if this read makes it wanted."""
+        part.flight = cache.filler.flight(key, plan.version)
+        if part.flight is not None:
+            return
+        window = ByteRange(key.offset, key.size)
+        seen = window.intersection(request)
+        distinct = self._grazes.add(key, seen.offset, seen.end)
+        if not is_wanted(window, request, distinct):
+            return
+        covered = request.contains(window)
+        first = ByteRange(part.offset, part.end - part.offset)
+        flight = cache.filler.offer_nowait(key, plan.version, file, first, reads=not covered)
+        if flight is None:
+            return
+        self._grazes.forget(key)
+        if covered:
+            part.gifts.append(flight)
+        else:
+            part.flight = flight
+
+    async def _run(
+        self,
+        cache: Cache,
+        part: _Part,
+        plan: ReadPlan,
+        file: SourceFile,
+        buffer: memoryview,
+        kinds: list[tuple[SegmentKind, int]],
+    ) -> None:
+        """Fill one part of the buffer."""
+        place = buffer[part.offset - plan.offset : part.end - plan.offset]
+        if part.hit is not None:
+            if await self._from_store(cache, part.hit, plan.version, place, part.offset):
+                kinds.append((SegmentKind.HIT, len(place)))
+                return
+            kinds.append((SegmentKind.MISS, len(place)))
+        else:
+            kinds += [(segment.kind, segment.size) for segment in part.segments]
+        if part.flight is not None:
+            try:
+                await part.flight.wait_read(place, part.offset)
+                return
+            except FlightFailedError:
+                pass
+        try:
+            await self._from_source(file, plan.version, place, part.offset)
+        except BaseException as error:
+            for flight in part.gifts:
+                flight.end(error if isinstance(error, OSError) else OSError(errno.EIO, "the reader went away"))
+            raise
+        for flight in part.gifts:
+            flight.give(part.offset, place)
+
+    async def _from_store(self, cache: Cache, key: RangeKey, version: Version, place: memoryview, offset: int) -> bool:
+        """Fill the place from a range file; False, and the entry is dropped, if it cannot be."""
+        try:
+            return await self._pools.store_reads.run(_read_stored, cache.resident, key, version, place, offset)
+        except (OSError, RangeFileError) as error:
+            if cache.index.state(key) is State.RESIDENT:  # else it was evicted meanwhile, which is no fault
+                self._counters.errors.store += 1
+                self._counters.errors.corrupt += isinstance(error, RangeFileError)
+                log.warning(
+                    "the range file of inode %d, offset %d, %d bytes is dropped: %s", key.file.inode, *key[1:], error
+                )
+                cache.evictor.evict_nowait((key,))
+            return False
+
+    async def _from_source(self, file: SourceFile, version: Version, place: memoryview, offset: int) -> None:
+        self._counters.source_reads.count += 1
+        await self._pools.source.run(read_piece, file, version, place, offset)
+        self._counters.source_reads.bytes += len(place)
+
+    async def _look_by_name(self, cache: Cache, plan: ReadPlan) -> bool:
+        """While the scan is under way: whether a range file of this plan was found that the index did not know."""
+        found = False
+        for segment in plan.segments:
+            if segment.kind is not SegmentKind.MISS:
+                continue
+            key = plan.key(segment)
+            if cache.index.state(key) is not State.ABSENT:
+                continue
+            try:
+                stored = await self._pools.store_reads.run(cache.store.open_range, key, plan.version)
+            except (OSError, RangeFileError):
+                continue  # the scan will say what is wrong with it
+            if cache.index.restore(key, charge_of(key.size), plan.version):
+                cache.resident.add(key, plan.version, stored)
+                found = True
+        return found
+
+    def _account(self, kinds: list[tuple[SegmentKind, int]], size: int) -> None:
+        reads = self._counters.reads
+        reads.request(max(kind for kind, _ in kinds))
+        for kind, part in kinds:
+            reads.segment(kind, part)
+        reads.replied_bytes += size
+
+
+def _read_stored(resident: Resident, key: RangeKey, version: Version, place: memoryview, offset: int) -> bool:
+    stored: StoredRange | None = resident.acquire(key, version)
+    if stored is None:
+        return False
+    stored.read_into(place, offset - key.offset)
+    return True
+
+
+async def _all(runs: list[Callable[[], Awaitable[None]]]) -> None:
+    """Run them at once; when all have ended, raise the first error as it is."""
+    if len(runs) == 1:
+        await runs[0]()
+        return
+    errors: list[OSError] = []
+
+    async def guarded(run: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await run()
+        except OSError as error:
+            errors.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for run in runs:
+            nursery.start_soon(guarded, run)
+    if errors:
+        raise errors[0]

@@ -1,0 +1,89 @@
+"""The view of what is resident, and the owner of the open range files.
+
+The trio side puts entries in and takes them out; worker threads (and every backend that serves without asking trio)
+look them up. An entry is immutable and the table is one dict, replaced entry by entry, so a look-up needs no lock and
+sees an entry or none. A descriptor is closed with the last reference to its `StoredRange`: whoever has one in hand can
+finish reading from it, whatever happens to the range meanwhile.
+
+At most `open_max` range files are kept open; the one used longest ago is let go first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+from mummufs.core.ranges import RangeKey, Version
+from mummufs.store.rangestore import RangeStore, StoredRange
+
+OPEN_MAX = 1024
+"""Range files kept open, where the limit of descriptors allows."""
+
+
+class ResidentRange(NamedTuple):
+    """A range that can be served: this version of it is in the store."""
+
+    key: RangeKey
+    version: Version
+
+
+class Resident:
+    """The resident ranges. `acquire` is called from worker threads, everything else from the trio thread."""
+
+    def __init__(self, store: RangeStore, open_max: int = OPEN_MAX) -> None:
+        self._store = store
+        self._open_max = open_max
+        self._ranges: dict[RangeKey, ResidentRange] = {}
+        self._open: OrderedDict[ResidentRange, StoredRange] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def add(self, key: RangeKey, version: Version, stored: StoredRange | None = None) -> None:
+        """A range can be served from now on, from `stored` if that is given."""
+        entry = ResidentRange(key, version)
+        self._ranges[key] = entry
+        if stored is not None:
+            self._keep(entry, stored)
+
+    def remove(self, key: RangeKey) -> StoredRange | None:
+        """No read that begins from now on is served from this range. Returns its open file, if there is one."""
+        entry = self._ranges.pop(key, None)
+        if entry is None:
+            return None
+        with self._lock:
+            return self._open.pop(entry, None)
+
+    def acquire(self, key: RangeKey, version: Version) -> StoredRange | None:
+        """The open file of a range, None if it is not resident. Blocks.
+
+        Raises:
+            RangeFileError, OSError: as `RangeStore.open_range`.
+        """
+        entry = self._ranges.get(key)
+        if entry is None or entry.version != version:
+            return None
+        with self._lock:
+            stored = self._open.get(entry)
+            if stored is not None:
+                self._open.move_to_end(entry)
+                return stored
+        stored = self._store.open_range(key, version)
+        self._keep(entry, stored)
+        return stored
+
+    @property
+    def open_files(self) -> int:
+        """Range files kept open."""
+        return len(self._open)
+
+    def _keep(self, entry: ResidentRange, stored: StoredRange) -> None:
+        let_go: StoredRange | None = None
+        with self._lock:
+            if self._ranges.get(entry.key) is entry:  # it may have been evicted while it was opened
+                self._open.setdefault(entry, stored)
+                if len(self._open) > self._open_max:
+                    _, let_go = self._open.popitem(last=False)
+        del let_go  # closed outside the lock

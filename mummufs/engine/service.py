@@ -1,0 +1,195 @@
+"""The engine of one mount, put together: what a backend and the control socket talk to."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from mummufs.core.index import CacheIndex
+from mummufs.core.policy import POLICIES
+from mummufs.core.ranges import RangeKey, Version
+from mummufs.core.stats import Counters
+from mummufs.engine.cache import Cache
+from mummufs.engine.catalog import Catalog, Parser
+from mummufs.engine.evictor import Evictor
+from mummufs.engine.filler import Filler
+from mummufs.engine.overlay import Overlay
+from mummufs.engine.parse import ChildParser, child_environment
+from mummufs.engine.reader import Reader
+from mummufs.engine.resident import OPEN_MAX, Resident
+from mummufs.engine.threads import Pools
+from mummufs.source.base import Source
+from mummufs.store.layout import charge_of
+from mummufs.store.rangestore import RangeStore
+from mummufs.store.scan import RECORD, unpack_records
+
+RESTORE_STEP = 128
+"""Range files that the index takes in between two checkpoints: about a millisecond."""
+DRAIN_S = 2.0
+"""How long a mount that ends waits for fills that are being written."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """What the engine can be told.
+
+    Attributes:
+        source_reads: reads of the source at once.
+        budget_bytes: what the store may take.
+        reserve_bytes: free space of the store's file system below which nothing is filled.
+        settle_s: a file that changed this recently is not stored.
+        policy: a name in core.policy.POLICIES.
+        manifest: a native manifest for the file that it names.
+        open_max: range files kept open.
+    """
+
+    source_reads: int
+    budget_bytes: int = 0
+    reserve_bytes: int = 0
+    settle_s: float = 5.0
+    policy: str = "hotness"
+    manifest: Path | None = None
+    open_max: int = OPEN_MAX
+
+
+class Service:
+    """The engine. Without a store it is a pass-through."""
+
+    def __init__(
+        self,
+        source: Source,
+        options: ServiceOptions,
+        store: RangeStore | None = None,
+        *,
+        store_dir: Path | None = None,
+        parser: Parser | None = None,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """Put an engine together.
+
+        Args:
+            store_dir: where the scan for accounting looks; None if there is nothing to look for.
+            parser: how manifests are read; a child process if None.
+            wall_ns: the time of day in ns.
+        """
+        self.counters = Counters()
+        self.pools = Pools(options.source_reads)
+        self.source = source
+        self.cache: Cache | None = None
+        self.catalog: Catalog | None = None
+        self._store_dir = store_dir
+        self.scanned = store is None
+        if store is not None:
+            self.cache = self._make_cache(store, options, wall_ns)
+            self.catalog = Catalog(
+                parser or ChildParser(source, self.pools, options.manifest), self.cache, self.pools, self.counters
+            )
+        self.reader = Reader(self.pools, self.counters, self.cache)
+        self.overlay = Overlay(
+            source,
+            self.pools,
+            self.counters,
+            self.reader,
+            self.catalog,
+            self.cache.evictor if self.cache is not None else None,
+        )
+
+    def _make_cache(self, store: RangeStore, options: ServiceOptions, wall_ns: Callable[[], int]) -> Cache:
+        index = CacheIndex(options.budget_bytes, POLICIES[options.policy](options.budget_bytes))
+        index.set_overhead(store.tables_bytes)
+        resident = Resident(store, options.open_max)
+        evictor = Evictor(index, resident, store, self.pools, self.counters)
+        filler = Filler(
+            index,
+            resident,
+            store,
+            evictor,
+            self.pools,
+            self.counters,
+            settle_ns=int(options.settle_s * 1e9),
+            reserve_bytes=options.reserve_bytes,
+            wall_ns=wall_ns,
+        )
+        return Cache(index, resident, store, filler, evictor)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled. `task_status` is told once the root of the source has answered.
+
+        Raises:
+            OSError: the source's root cannot be looked at.
+        """
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.overlay.run)
+            if self.cache is not None and self.catalog is not None:
+                nursery.start_soon(self.cache.evictor.run)
+                await nursery.start(self.cache.filler.run)
+                await nursery.start(self.catalog.run)
+                nursery.start_soon(self._take_stock)
+            task_status.started()
+
+    async def drain(self) -> None:
+        """Begin no more fills and give those that have their bytes DRAIN_S to be written."""
+        if self.cache is None:
+            return
+        self.cache.filler.open_for_fills = False
+        with trio.move_on_after(DRAIN_S):
+            while self.cache.filler.flights:
+                await self.cache.filler.wait_landing()
+
+    async def _take_stock(self) -> None:
+        """Account for what the store holds already; then fills may begin."""
+        assert self.cache is not None
+        try:
+            if self._store_dir is not None:
+                await self._scan(self._store_dir)
+        except Exception:
+            self.counters.errors.store += 1
+            log.exception("the scan of the store failed: what it holds is served, but nothing new is stored")
+            return
+        self.scanned = True
+        self.reader.scanning = False
+        self.cache.filler.open_for_fills = True
+        self.cache.evictor.wake()
+
+    async def _scan(self, store_dir: Path) -> None:
+        """Run the scan in a child process and take in what it finds."""
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-m", "mummufs.store.scan", str(store_dir)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=child_environment(),
+            cwd="/",
+        )
+        try:
+            assert process.stdout is not None
+            rest = b""
+            async for chunk in process.stdout:
+                data = rest + bytes(chunk)
+                whole = len(data) // RECORD.size * RECORD.size
+                rest = data[whole:]
+                for at in range(0, whole, RESTORE_STEP * RECORD.size):
+                    self._restore(unpack_records(data[at : min(whole, at + RESTORE_STEP * RECORD.size)]))
+                    await trio.lowlevel.checkpoint()
+            if await process.wait() != 0:
+                raise OSError("the process that scans the store ended early")
+        finally:
+            if process.returncode is None:
+                process.kill()
+                with trio.CancelScope(shield=True):
+                    await process.wait()
+
+    def _restore(self, found: Iterable[tuple[RangeKey, Version]]) -> None:
+        assert self.cache is not None
+        for key, version in found:
+            if self.cache.index.restore(key, charge_of(key.size), version):
+                self.cache.resident.add(key, version)

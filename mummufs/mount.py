@@ -1,0 +1,220 @@
+"""The daemon: source, store, engine, FUSE session and control socket of one mount, from its first call to its last.
+
+What is taken is given back in the opposite order, whatever ends the mount: a signal, `umount`, a failure. A signal
+drains the fills that are being written, unmounts, and ends the process within LEAVE_S; what still holds the mount then
+is cut off, and the log says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import trio
+
+from mummufs import logs
+from mummufs.backends.fuse import tuning
+from mummufs.backends.fuse.operations import Operations
+from mummufs.backends.fuse.session import Session, SessionOptions
+from mummufs.config import MountConfig
+from mummufs.control import Answer, ControlServer
+from mummufs.core.errors import MummufsError, UsageError
+from mummufs.engine.resident import OPEN_MAX
+from mummufs.engine.service import Service, ServiceOptions
+from mummufs.mountinfo import holders, mount_at, read_mountinfo
+from mummufs.source.devices import suggested_reads
+from mummufs.source.tree import TreeSource
+from mummufs.status import status
+from mummufs.store.layout import DIR_MODE
+from mummufs.store.lock import StoreLock
+from mummufs.store.osfs import RealOs
+from mummufs.store.rangestore import RangeStore
+
+LEAVE_S = 4.0
+"""After a signal: how long who holds the mount may go on before the connection is cut."""
+RESERVE_BYTES_MAX = 1 << 30
+RESERVE_SHARE = 0.05
+"""The store's file system keeps this share free, but no more than RESERVE_BYTES_MAX, unless an option says else."""
+OPEN_SHARE = 4
+"""One in so many of the process's descriptors may be a range file that is kept open."""
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread may keep the interpreter while others want it: a fifth of Python's default, for latency."""
+
+log = logging.getLogger(__name__)
+Ready = Callable[[dict[str, object]], None]
+
+
+def run(config: MountConfig, ready: Ready, *, background: bool = False) -> int:
+    """Be the daemon until the mount ends.
+
+    Args:
+        ready: called once with `{"ok": True}` when the mount answers.
+        background: nobody reads standard error; log to syslog unless a file is named.
+
+    Returns:
+        the exit code.
+
+    Raises:
+        MummufsError: the mount failed before it was ready.
+    """
+    os.umask(0o077)
+    try:
+        logs.set_up(config.log_level, config.log_file, foreground=not background)
+    except OSError as error:
+        raise UsageError(f"the log file {config.log_file} cannot be opened: {error.strerror}") from None
+    _raise_open_files()
+    with contextlib.ExitStack() as stack:
+        try:
+            source = TreeSource(config.source)
+            reads = config.source_reads or suggested_reads(os.fspath(config.source))
+        except OSError as error:
+            raise MummufsError(f"the source {config.source} cannot be opened: {error.strerror}") from None
+        stack.callback(source.close)
+        store = None
+        if config.store_dir is not None:
+            store = stack.enter_context(_opened_store(config.store_dir))
+        service = Service(source, _service_options(config, reads, store), store, store_dir=config.store_dir)
+        operations = Operations(service.overlay, service.counters, config.attr_timeout_s)
+        session = Session(
+            operations,
+            config.mountpoint,
+            SessionOptions(config.fsname, config.allow_other, config.read_only, config.mount_flags),
+        )
+        daemon = _Daemon(config, service, operations, session, ready)
+        session.mount()
+        stack.callback(session.close)
+        gc.collect()
+        gc.freeze()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        try:
+            trio.run(daemon.main)
+        except* OSError as errors:
+            first = _first(errors)
+            raise MummufsError(f"the mount of {config.mountpoint} failed: {first.strerror or first}") from None
+    # Threads that a hung source still holds must not keep the process: they are daemons, and nothing is left to write.
+    logging.shutdown()
+    return 0
+
+
+class _Daemon:
+    """The tasks of a mount."""
+
+    def __init__(
+        self, config: MountConfig, service: Service, operations: Operations, session: Session, ready: Ready
+    ) -> None:
+        self._config = config
+        self._service = service
+        self._operations = operations
+        self._session = session
+        self._ready = ready
+        self._started = time.monotonic()
+        self._tuned = tuning.Tuned(None, None)
+
+    async def main(self) -> None:
+        """Serve until the mount is gone."""
+        control = ControlServer(self._config.mountpoint, {"status": self._status})
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._service.run)
+                self._tune()
+                nursery.start_soon(self._watch_signals)
+                nursery.start_soon(control.serve)
+                log.info("mounted %s at %s", self._config.source, self._config.mountpoint)
+                self._ready({"ok": True})
+                await self._session.serve()
+                await self._service.drain()
+                nursery.cancel_scope.cancel()
+        finally:
+            control.close()
+        log.info("unmounted %s", self._config.mountpoint)
+
+    def _tune(self) -> None:
+        entry = mount_at(self._config.mountpoint, read_mountinfo())
+        if entry is None:  # someone unmounted it already
+            return
+        device = "{}:{}".format(*entry.device)
+        self._tuned = tuning.tune(
+            device,
+            self._config.read_ahead_bytes or tuning.READ_AHEAD_BYTES_DEFAULT,
+            self._config.max_background,
+        )
+
+    async def _watch_signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for number in signals:
+                log.info("%s: leaving %s", signal.Signals(number).name, self._config.mountpoint)
+                entry = mount_at(self._config.mountpoint, read_mountinfo())
+                begun = trio.current_time()
+                await self._service.drain()
+                if await self._session.leave(max(0.5, LEAVE_S - (trio.current_time() - begun))):
+                    return
+                held = [] if entry is None else await trio.to_thread.run_sync(holders, entry.device)
+                log.warning(
+                    "%s was still in use and has been cut off%s",
+                    self._config.mountpoint,
+                    ": " + "; ".join(map(str, held)) if held else "",
+                )
+                return
+
+    async def _status(self, asked: Mapping[str, object]) -> Answer:
+        del asked
+        uptime_s = time.monotonic() - self._started
+        return status(self._config, self._service, self._operations, self._tuned, uptime_s)
+
+
+@contextlib.contextmanager
+def _opened_store(directory: Path) -> Iterator[RangeStore]:
+    """The store, locked. What is wrong with it is told in a sentence."""
+    try:
+        directory.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
+        owner = directory.stat().st_uid
+        if owner != os.geteuid():
+            raise UsageError(f"the store {directory} belongs to user {owner}: name one of your own")
+        directory.chmod(DIR_MODE)
+        with contextlib.ExitStack() as stack:
+            stack.callback(StoreLock(directory).release)
+            store = RangeStore(RealOs(directory))
+            held = stack.pop_all()
+    except OSError as error:
+        raise UsageError(f"the store {directory} cannot be used: {error.strerror}") from None
+    with held:
+        yield store
+
+
+def _service_options(config: MountConfig, source_reads: int, store: RangeStore | None) -> ServiceOptions:
+    reserve = config.store_reserve_bytes
+    if reserve is None and config.store_dir is not None:
+        reserve = int(min(RESERVE_BYTES_MAX, RealOs(config.store_dir).total_bytes() * RESERVE_SHARE))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return ServiceOptions(
+        source_reads=source_reads,
+        budget_bytes=config.store_bytes if store is not None else 0,
+        reserve_bytes=reserve or 0,
+        settle_s=config.settle_s,
+        policy=config.policy,
+        manifest=config.manifest,
+        open_max=max(8, min(OPEN_MAX, soft // OPEN_SHARE)),
+    )
+
+
+def _raise_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _first(group: BaseExceptionGroup[OSError]) -> OSError:
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, OSError)
+    return found

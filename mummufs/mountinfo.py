@@ -1,0 +1,256 @@
+"""What is mounted where, and who holds it: `/proc/*/mountinfo` and the rest of `/proc`.
+
+Nothing here sends a request to a mounted file system, except `probe`, so that a hung daemon hangs nobody: a file's
+mount is known by the mount id in `fdinfo`, never by a stat.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+FSTYPE = "fuse.mummufs"
+PROC = Path("/proc")
+
+PROBE_S = 5.0
+"""How long a mountpoint may take to answer a stat before it counts as hung."""
+
+COMMAND_CHARS_MAX = 80
+"""A longer command line is cut."""
+
+DEAD_ERRNOS = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
+"""What every access to a FUSE mount gives once its daemon is gone."""
+
+_OCTAL = re.compile(rb"\\([0-7]{3})")
+_MOUNT_ID = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
+
+
+class MountEntry(NamedTuple):
+    """One line of mountinfo. `device` is (major, minor); it is the same for every bind mount of a file system."""
+
+    mount_id: int
+    parent_id: int
+    device: tuple[int, int]
+    root: str
+    mountpoint: str
+    options: str
+    fstype: str
+    source: str
+    super_options: str
+
+
+class Holder(NamedTuple):
+    """A process that keeps a mount in use. `use` is what for: "open file", "mount namespace", ..."""
+
+    pid: int
+    command: str
+    use: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} ({self.command}), {self.use} {self.path}"
+
+
+def parse_mountinfo(data: bytes) -> list[MountEntry]:
+    """The entries of a mountinfo file, in its order. A line that cannot be read is left out."""
+    entries = []
+    for line in data.splitlines():
+        left, dash, right = line.partition(b" - ")
+        fields, tail = left.split(b" "), right.split(b" ")
+        if not dash or len(fields) < 6 or len(tail) < 2:
+            continue
+        major, _, minor = fields[2].partition(b":")
+        try:
+            numbers = [int(text) for text in (fields[0], fields[1], major, minor)]
+        except ValueError:
+            continue
+        texts = [
+            _text(field) for field in (*fields[3:6], tail[0], tail[1], tail[2] if len(tail) > 2 else b"")
+        ]
+        entries.append(MountEntry(numbers[0], numbers[1], (numbers[2], numbers[3]), *texts))
+    return entries
+
+
+def read_mountinfo(pid: int | str = "self", proc: Path = PROC) -> list[MountEntry]:
+    """The mounts that a process sees.
+
+    Raises:
+        OSError: there is no such process, or it may not be looked at.
+    """
+    return parse_mountinfo((proc / str(pid) / "mountinfo").read_bytes())
+
+
+def mount_at(mountpoint: Path, entries: Iterable[MountEntry]) -> MountEntry | None:
+    """The topmost mount at exactly this path, or None."""
+    path = os.fspath(mountpoint)
+    found: MountEntry | None = None
+    for entry in entries:
+        if entry.mountpoint == path:
+            found = entry  # a later line lies over an earlier one
+    return found
+
+
+def resolve_mountpoint(path: Path, entries: Iterable[MountEntry]) -> Path:
+    """The absolute path of a mountpoint, symlinks resolved, without a look at what is mounted there."""
+    absolute = path.absolute()
+    if absolute.name not in ("", ".."):
+        near = Path(os.path.realpath(absolute.parent), absolute.name)
+        if mount_at(near, entries) is not None:
+            return near
+    return Path(os.path.realpath(absolute))
+
+
+def probe(path: Path, timeout_s: float = PROBE_S) -> OSError | None:
+    """Ask a path for its attributes. None where it answers; else its error, ETIMEDOUT where there is no answer.
+
+    The stat runs in a thread of its own: where it hangs, only that thread does.
+    """
+    outcome: list[OSError | None] = []
+
+    def stat() -> None:
+        try:
+            path.stat()
+        except OSError as error:
+            outcome.append(error)
+        else:
+            outcome.append(None)
+
+    thread = threading.Thread(target=stat, name="probe", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return outcome[0] if outcome else TimeoutError(errno.ETIMEDOUT, "no answer")
+
+
+def is_dead(path: Path) -> bool:
+    """Whether the mount there has lost its daemon ("Transport endpoint is not connected")."""
+    error = probe(path)
+    return error is not None and error.errno in DEAD_ERRNOS
+
+
+def holders(
+    device: tuple[int, int],
+    *,
+    mount_ids: Iterable[int] = (),
+    skip_pids: Iterable[int] = (),
+    proc: Path = PROC,
+) -> list[Holder]:
+    """The processes that keep a file system mounted, in all mount namespaces, in order of pid.
+
+    A process in a namespace of others that merely has the mount there counts once per namespace: the one with the
+    lowest pid stands for all. Processes that may not be looked at are left out.
+
+    Args:
+        device: the file system's device number.
+        mount_ids: ids of mounts of it that mountinfo may no longer list (after a lazy unmount).
+        skip_pids: processes that do not count.
+    """
+    own = _namespace(proc, os.getpid() if proc == PROC else 0)
+    skip = {os.getpid(), *skip_pids}
+    views: dict[tuple[str, str], dict[int, str]] = {}
+    found: list[Holder] = []
+    unused: dict[tuple[str, str], Holder] = {}
+    for pid in _pids(proc):
+        view = _namespace(proc, pid)
+        if view is None or pid in skip:
+            continue
+        if view not in views:
+            views[view] = _mounts_of(device, proc, pid)
+        command = _command(proc, pid)
+        uses = list(_uses(device, {*mount_ids, *views[view]}, proc, pid))
+        found.extend(Holder(pid, command, use, path) for use, path in uses)
+        if own is None or view[0] != own[0]:
+            for mountpoint in list(views[view].values())[:1]:
+                unused.setdefault(view, Holder(pid, command, "mount namespace with it at", mountpoint))
+    busy = {h.pid for h in found}
+    used_views = {_namespace(proc, pid) for pid in busy}
+    found.extend(holder for view, holder in unused.items() if view not in used_views)
+    return sorted(found)
+
+
+def _pids(proc: Path) -> list[int]:
+    return sorted(int(entry.name) for entry in os.scandir(proc) if entry.name.isdecimal())
+
+
+def _namespace(proc: Path, pid: int) -> tuple[str, str] | None:
+    """The mount namespace and the root of a process: processes that share both see the same mountinfo."""
+    name = str(pid) if pid else "self"
+    try:
+        return os.readlink(proc / name / "ns" / "mnt"), os.readlink(proc / name / "root")
+    except OSError:
+        return None
+
+
+def _mounts_of(device: tuple[int, int], proc: Path, pid: int) -> dict[int, str]:
+    try:
+        return {e.mount_id: e.mountpoint for e in read_mountinfo(pid, proc) if e.device == device}
+    except OSError:
+        return {}
+
+
+def _uses(device: tuple[int, int], mount_ids: set[int], proc: Path, pid: int) -> Iterator[tuple[str, str]]:
+    """What a process uses of the mounts, one of each kind: (use, path)."""
+    base = proc / str(pid)
+    if mount_ids:
+        for link, use in (("cwd", "working directory"), ("root", "root directory")):
+            if _mount_id_of_link(base / link) in mount_ids:
+                yield use, _link_text(base / link)
+        for number in _listed(base / "fdinfo"):
+            match = _MOUNT_ID.search(_read_text(base / "fdinfo" / number))
+            if match and int(match[1]) in mount_ids:
+                yield "open file", _link_text(base / "fd" / number)
+                break
+    wanted = f"{device[0]:02x}:{device[1]:02x}"
+    for line in _read_text(base / "maps").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[3] == wanted:
+            yield "mapped file", fields[5]
+            break
+
+
+def _mount_id_of_link(link: Path) -> int | None:
+    """The id of the mount that a link of /proc leads into. O_PATH asks the file system nothing."""
+    try:
+        fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        match = _MOUNT_ID.search(_read_text(PROC / "self" / "fdinfo" / str(fd)))
+    finally:
+        os.close(fd)
+    return int(match[1]) if match else None
+
+
+def _command(proc: Path, pid: int) -> str:
+    words = _read_text(proc / str(pid) / "cmdline").replace("\0", " ").strip()
+    command = words or _read_text(proc / str(pid) / "comm").strip() or "?"
+    return command if len(command) <= COMMAND_CHARS_MAX else command[: COMMAND_CHARS_MAX - 3] + "..."
+
+
+def _listed(directory: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return os.fsdecode(path.read_bytes())
+    except OSError:
+        return ""
+
+
+def _link_text(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return "?"
+
+
+def _text(field: bytes) -> str:
+    return os.fsdecode(_OCTAL.sub(lambda match: bytes([int(match[1], 8) & 0xFF]), field))

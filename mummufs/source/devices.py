@@ -1,0 +1,67 @@
+"""How many reads a source's disks take well at once: from what the kernel says of them.
+
+A spinning disk serves one request at a time, and more of them at once only move its head about. A btrfs has an
+anonymous device number, so its member devices are found through its mount and /sys/fs/btrfs.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+READS_ROTATIONAL = 4
+"""Concurrent source reads where any member device spins or is not known."""
+READS_SOLID = 16
+"""Concurrent source reads otherwise."""
+_DEPTH_MAX = 8
+"""Layers of device mapper, md or loop that are looked through."""
+
+
+def suggested_reads(path: str, *, sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> int:
+    """The default limit of concurrent reads for the volume that `path` is on."""
+    devices = member_devices(path, sys=sys, proc=proc)
+    if devices and all(_is_solid(device, sys) for device in devices):
+        return READS_SOLID
+    return READS_ROTATIONAL
+
+
+def member_devices(path: str, *, sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> list[Path]:
+    """The block devices below the volume that `path` is on, as resolved /sys directories; none if not known."""
+    device = os.stat(path).st_dev
+    block = sys / "dev/block" / f"{os.major(device)}:{os.minor(device)}"
+    if block.exists():
+        return [block.resolve()]
+    mounted = _mounted_device(os.path.realpath(path), proc)
+    if mounted is None:
+        return []
+    name = os.path.basename(os.path.realpath(mounted))
+    for filesystem in sorted((sys / "fs/btrfs").glob("*-*")):
+        members = sorted((filesystem / "devices").glob("*"))
+        if any(member.name == name for member in members):
+            return [member.resolve() for member in members]
+    return []
+
+
+def _mounted_device(path: str, proc: Path) -> str | None:
+    """The device that the mount which holds `path` was made from."""
+    best, device = "", None
+    for line in (proc / "self/mountinfo").read_text("utf-8", "surrogateescape").splitlines():
+        fields = line.split(" ")
+        dash = fields.index("-")
+        mountpoint = fields[4].encode("latin-1", "ignore").decode("unicode_escape")
+        inside = mountpoint == "/" or path == mountpoint or path.startswith(mountpoint + "/")
+        if inside and len(mountpoint) >= len(best):
+            best, device = mountpoint, fields[dash + 2] if fields[dash + 1] == "btrfs" else None
+    return device
+
+
+def _is_solid(device: Path, sys: Path, depth: int = 0) -> bool:
+    """Whether a block device, and every one below it, says that it does not spin."""
+    whole = device.parent if (device / "partition").exists() else device
+    lower = sorted((whole / "slaves").glob("*"))
+    if lower and depth < _DEPTH_MAX:
+        return all(_is_solid(slave.resolve(), sys, depth + 1) for slave in lower)
+    try:
+        return (whole / "queue/rotational").read_text().strip() == "0"
+    except OSError:
+        return False

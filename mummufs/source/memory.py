@@ -1,0 +1,235 @@
+"""A source in memory, with a delay and faults that can be set: for tests of everything above it. It ships."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mummufs.core.ranges import FileId
+from mummufs.source.base import Attributes, Entry
+
+_FILESYSTEM = 1
+_HOLD_MAX_S = 60.0
+"""A read that is held is let go after this long, so that a failed test ends."""
+
+
+class ReadRecord(NamedTuple):
+    """One read that reached the source."""
+
+    path: bytes
+    offset: int
+    size: int
+
+
+class _Node:
+    def __init__(self, mode: int, inode: int, contents: bytes, now_ns: int) -> None:
+        self.mode = mode
+        self.inode = inode
+        self.contents = contents
+        self.mtime_ns = self.ctime_ns = now_ns
+        self.xattrs: dict[bytes, bytes] = {}
+
+
+class MemorySource:
+    """A tree of files held in memory.
+
+    Attributes:
+        reads: every read so far, in the order of arrival.
+        delay_s: how long each read takes.
+        short: reads return at most this many bytes, as if the file ended.
+    """
+
+    def __init__(self, files: dict[bytes, bytes] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._inodes = itertools.count(2)
+        self._clock_ns = 1_000_000_000
+        self._nodes: dict[bytes, _Node] = {b"": _Node(stat.S_IFDIR | 0o755, 1, b"", self._clock_ns)}
+        self._open_gate = threading.Event()
+        self._open_gate.set()
+        self.reads: list[ReadRecord] = []
+        self.delay_s = 0.0
+        self.short: int | None = None
+        self.fail_nth: dict[int, int] = {}
+        for path, contents in (files or {}).items():
+            self.write(path, contents)
+
+    # ------------------------------------------------------------------ what a test does to it
+
+    def write(self, path: bytes, contents: bytes, *, keep_mtime: bool = False) -> None:
+        """Create a file, with its directories, or give it new contents and a new version in place."""
+        with self._lock:
+            self._clock_ns += 1_000_000_000
+            for i, byte in enumerate(path):
+                if byte == ord("/"):
+                    self._nodes.setdefault(path[:i], self._new(stat.S_IFDIR | 0o755, b""))
+            node = self._nodes.get(path)
+            if node is None:
+                self._nodes[path] = self._new(stat.S_IFREG | 0o644, contents)
+                return
+            node.contents = contents
+            node.ctime_ns = self._clock_ns
+            if not keep_mtime:
+                node.mtime_ns = self._clock_ns
+
+    def replace(self, path: bytes, contents: bytes) -> None:
+        """Rename a new file over this one: a new inode."""
+        with self._lock:
+            self._clock_ns += 1_000_000_000
+            self._nodes[path] = self._new(stat.S_IFREG | 0o644, contents)
+
+    def chmod(self, path: bytes, mode: int) -> None:
+        """Change the mode bits, and with them the ctime."""
+        with self._lock:
+            self._clock_ns += 1_000_000_000
+            node = self._nodes[path]
+            node.mode = stat.S_IFMT(node.mode) | mode
+            node.ctime_ns = self._clock_ns
+
+    def symlink(self, path: bytes, target: bytes) -> None:
+        """Create a symlink."""
+        with self._lock:
+            self._nodes[path] = self._new(stat.S_IFLNK | 0o777, target)
+
+    def remove(self, path: bytes) -> None:
+        """Remove a name; open files stay readable."""
+        with self._lock:
+            del self._nodes[path]
+
+    def set_xattr(self, path: bytes, name: bytes, value: bytes) -> None:
+        """Give a file an extended attribute."""
+        self._nodes[path].xattrs[name] = value
+
+    def hold_reads(self) -> None:
+        """From now on reads wait until `release_reads`."""
+        self._open_gate.clear()
+
+    def release_reads(self) -> None:
+        """Let the held reads go on."""
+        self._open_gate.set()
+
+    def fail_read(self, nth: int, code: int = errno.EIO) -> None:
+        """Fail the n-th read from now with this errno."""
+        with self._lock:
+            self.fail_nth[len(self.reads) + nth] = code
+
+    def read_bytes(self, path: bytes | None = None) -> int:
+        """Bytes asked of the source so far."""
+        return sum(r.size for r in self.reads if path is None or r.path == path)
+
+    # ------------------------------------------------------------------ the source
+
+    def stat(self, path: bytes) -> Attributes:
+        return _attributes(self._node(path))
+
+    def entries(self, path: bytes) -> Iterator[Entry]:
+        node = self._node(path)
+        if not stat.S_ISDIR(node.mode):
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(path))
+        prefix = path + b"/" if path else b""
+        for name, child in sorted(self._nodes.items()):
+            rest = name[len(prefix) :]
+            if name.startswith(prefix) and rest and b"/" not in rest:
+                yield Entry(rest, _attributes(child))
+
+    def readlink(self, path: bytes) -> bytes:
+        node = self._node(path)
+        if not stat.S_ISLNK(node.mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), os.fsdecode(path))
+        return node.contents
+
+    def open(self, path: bytes) -> MemoryFile:
+        node = self._node(path)
+        if not stat.S_ISREG(node.mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(path))
+        return MemoryFile(self, path, node)
+
+    def open_directory(self, path: bytes) -> int:
+        raise OSError(errno.EOPNOTSUPP, "a source in memory has no descriptors", os.fsdecode(path))
+
+    def statfs(self) -> os.statvfs_result:
+        return os.statvfs_result((4096, 4096, 1 << 20, 1 << 19, 1 << 19, 1 << 16, 1 << 15, 1 << 15, 0, 255))
+
+    def getxattr(self, path: bytes, name: bytes) -> bytes:
+        try:
+            return self._node(path).xattrs[name]
+        except KeyError:
+            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA), os.fsdecode(path)) from None
+
+    def listxattr(self, path: bytes) -> list[bytes]:
+        return list(self._node(path).xattrs)
+
+    def close(self) -> None:
+        self.release_reads()
+
+    def _node(self, path: bytes) -> _Node:
+        node = self._nodes.get(path)
+        if node is None:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(path))
+        return node
+
+    def _new(self, mode: int, contents: bytes) -> _Node:
+        return _Node(mode, next(self._inodes), contents, self._clock_ns)
+
+    def _before_read(self, path: bytes, offset: int, size: int) -> None:
+        with self._lock:
+            self.reads.append(ReadRecord(path, offset, size))
+            code = self.fail_nth.pop(len(self.reads), None)
+        self._open_gate.wait(_HOLD_MAX_S)
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        if code is not None:
+            raise OSError(code, os.strerror(code), os.fsdecode(path))
+
+
+class MemoryFile:
+    """An open file of a memory source."""
+
+    def __init__(self, source: MemorySource, path: bytes, node: _Node) -> None:
+        self._source = source
+        self._path = path
+        self._node: _Node | None = node
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        node = self._open_node()
+        self._source._before_read(self._path, offset, len(buffer))
+        data = node.contents[offset : offset + len(buffer)]
+        if self._source.short is not None:
+            data = data[: self._source.short]
+        buffer[: len(data)] = data
+        return len(data)
+
+    def attributes(self) -> Attributes:
+        return _attributes(self._open_node())
+
+    def fileno(self) -> int:
+        raise OSError(errno.EOPNOTSUPP, "a file in memory has no descriptor", os.fsdecode(self._path))
+
+    def close(self) -> None:
+        self._node = None
+
+    def _open_node(self) -> _Node:
+        if self._node is None:
+            raise OSError(errno.EBADF, "the file is closed", os.fsdecode(self._path))
+        return self._node
+
+
+def _attributes(node: _Node) -> Attributes:
+    return Attributes(
+        file=FileId(_FILESYSTEM, node.inode),
+        mode=node.mode,
+        nlink=2 if stat.S_ISDIR(node.mode) else 1,
+        uid=0,
+        gid=0,
+        rdev=0,
+        size=len(node.contents),
+        blocks=-(-len(node.contents) // 512),
+        atime_ns=node.mtime_ns,
+        mtime_ns=node.mtime_ns,
+        ctime_ns=node.ctime_ns,
+    )

@@ -1,0 +1,213 @@
+"""A directory tree as a source.
+
+Everything is opened relative to a descriptor of the root, by openat2(2) with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS:
+a directory that somebody replaces by a symlink between two calls cannot lead us outside. Attributes are read through
+an O_PATH descriptor, which needs no permission on the object, does not touch its atime and never blocks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+
+from mummufs.core.ranges import FileId
+from mummufs.source.base import Attributes, Entry
+
+_SYS_OPENAT2 = 437
+"""The same number on every architecture that Linux has added system calls to since 2020."""
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_NO_SYMLINKS = 0x04
+_RESOLVE_BENEATH = 0x08
+_RACE_RETRIES = 8
+"""openat2 answers EAGAIN when a rename elsewhere raced with it. More than this many in a row is no accident."""
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+_syscall.restype = ctypes.c_long
+
+
+def open_beneath(root: int, path: bytes, flags: int) -> int:
+    """Open `path` relative to the directory `root`, never outside it and through no symlink."""
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
+    for _ in range(_RACE_RETRIES):
+        fd = int(
+            _syscall(
+                ctypes.c_long(_SYS_OPENAT2),
+                ctypes.c_int(root),
+                ctypes.c_char_p(path or b"."),
+                ctypes.byref(how),
+                ctypes.c_size_t(ctypes.sizeof(how)),
+            )
+        )
+        if fd >= 0:
+            return fd
+        code = ctypes.get_errno()
+        if code not in (errno.EAGAIN, errno.EINTR):
+            break
+    raise OSError(code, os.strerror(code), os.fsdecode(path))
+
+
+Identify = Callable[[os.stat_result, int], FileId]
+
+
+class TreeFile:
+    """A regular file of the tree."""
+
+    def __init__(self, fd: int, identify: Identify) -> None:
+        self._fd = fd
+        self._identify = identify
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        done = 0
+        while done < len(buffer):
+            n = os.preadv(self.fileno(), [buffer[done:]], offset + done)
+            if n == 0:
+                break
+            done += n
+        return done
+
+    def attributes(self) -> Attributes:
+        return _attributes(os.fstat(self.fileno()), self._identify, self._fd)
+
+    def fileno(self) -> int:
+        if self._fd < 0:
+            raise OSError(errno.EBADF, "the file is closed")
+        return self._fd
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class TreeSource:
+    """The tree below one directory.
+
+    Raises:
+        OSError: the directory cannot be opened.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._path = os.fsencode(os.path.realpath(root))
+        self._root_device = os.fstat(self._root).st_dev
+        self._filesystems: dict[int, int] = {}
+
+    def stat(self, path: bytes) -> Attributes:
+        fd = self._open_path(path)
+        try:
+            return _attributes(os.fstat(fd), self._identify, fd)
+        finally:
+            os.close(fd)
+
+    def entries(self, path: bytes) -> Iterator[Entry]:
+        fd = self.open_directory(path)
+        try:
+            device = os.fstat(fd).st_dev
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    name = os.fsencode(entry.name)
+                    try:
+                        found = entry.stat(follow_symlinks=False)
+                        if found.st_dev == device:
+                            attributes = _attributes(found, self._identify, fd)
+                        else:  # another file system or subvolume begins here: it has an identity of its own
+                            attributes = self.stat(path + b"/" + name if path else name)
+                    except OSError:
+                        continue
+                    yield Entry(name, attributes)
+        finally:
+            os.close(fd)
+
+    def readlink(self, path: bytes) -> bytes:
+        fd = self._open_path(path)
+        try:
+            return os.readlink(b"", dir_fd=fd)
+        finally:
+            os.close(fd)
+
+    def open(self, path: bytes) -> TreeFile:
+        # O_NONBLOCK: a fifo without a writer must not hold the thread; it means nothing for a regular file.
+        fd = open_beneath(self._root, path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(path))
+        return TreeFile(fd, self._identify)
+
+    def open_directory(self, path: bytes) -> int:
+        return open_beneath(self._root, path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def statfs(self) -> os.statvfs_result:
+        return os.statvfs(self._root)
+
+    def getxattr(self, path: bytes, name: bytes) -> bytes:
+        fd = self._open_path(path)
+        try:
+            return os.getxattr(f"/proc/self/fd/{fd}", name)
+        finally:
+            os.close(fd)
+
+    def listxattr(self, path: bytes) -> list[bytes]:
+        fd = self._open_path(path)
+        try:
+            return [os.fsencode(name) for name in os.listxattr(f"/proc/self/fd/{fd}")]
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        root, self._root = self._root, -1
+        if root >= 0:
+            os.close(root)
+
+    def _open_path(self, path: bytes) -> int:
+        return open_beneath(self._root, path, os.O_PATH | os.O_NOFOLLOW)
+
+    def _identify(self, found: os.stat_result, fd: int) -> FileId:
+        """The identity of a file, from its stat and a descriptor on its file system."""
+        filesystem = self._filesystems.get(found.st_dev)
+        if filesystem is None:
+            filesystem = self._filesystem_id(found.st_dev, fd)
+            self._filesystems[found.st_dev] = filesystem
+        return FileId(filesystem, found.st_ino)
+
+    def _filesystem_id(self, device: int, fd: int) -> int:
+        """A number for a file system that is the same after a remount and a restart.
+
+        f_fsid is made from the file system's UUID (ext4, xfs, btrfs, which also mixes in the subvolume); device
+        numbers are not stable, and a btrfs has an anonymous one anyway. Where a file system states none, the path
+        of the source stands in for it.
+        """
+        fsid = os.fstatvfs(fd).f_fsid
+        if fsid:
+            seed = b"fsid:%d" % fsid
+        else:
+            other = b"" if device == self._root_device else b":%d" % device
+            seed = b"path:" + self._path + other
+        return int.from_bytes(blake2b(seed, digest_size=8).digest(), "little")
+
+
+def _attributes(found: os.stat_result, identify: Identify, fd: int) -> Attributes:
+    return Attributes(
+        file=identify(found, fd),
+        mode=found.st_mode,
+        nlink=found.st_nlink,
+        uid=found.st_uid,
+        gid=found.st_gid,
+        rdev=found.st_rdev,
+        size=found.st_size,
+        blocks=found.st_blocks,
+        atime_ns=found.st_atime_ns,
+        mtime_ns=found.st_mtime_ns,
+        ctime_ns=found.st_ctime_ns,
+    )

@@ -1,0 +1,109 @@
+"""What a mount says of itself: the JSON of `mummufs status`. Its keys are a promise; new ones may be added."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+from mummufs import __version__
+from mummufs.backends.fuse.operations import Operations
+from mummufs.backends.fuse.session import MAX_TASKS
+from mummufs.backends.fuse.tuning import Tuned
+from mummufs.config import MountConfig
+from mummufs.engine.service import Service
+
+SCHEMA = 1
+
+
+def status(
+    config: MountConfig, service: Service, operations: Operations, tuned: Tuned, uptime_s: float
+) -> dict[str, Any]:
+    """The status of a running mount: bytes, counts since it was mounted, and gauges."""
+    counters = service.counters
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "pid": os.getpid(),
+        "uptime_s": round(uptime_s, 3),
+        "options": _options(config, service),
+        "backend": {
+            "lane": "off",
+            "io": "cached",
+            "max_background": tuned.max_background,
+            "max_tasks": MAX_TASKS,
+            "read_ahead_bytes": tuned.read_ahead_bytes,
+        },
+        "mountpoint": os.fspath(config.mountpoint),
+        "source": os.fspath(config.source),
+        "state": _state(service),
+        "store": _store(config, service),
+        "reads": asdict(counters.reads),
+        "fills": asdict(counters.fills),
+        "evictions": asdict(counters.evictions),
+        "source_reads": asdict(counters.source_reads),
+        "errors": asdict(counters.errors),
+        "gauges": _gauges(service, operations),
+    }
+
+
+def _options(config: MountConfig, service: Service) -> dict[str, Any]:
+    return {
+        "fsname": config.fsname,
+        "read_only": config.read_only,
+        "allow_other": config.allow_other,
+        "source_reads": service.pools.source.threads,
+        "attr_timeout_s": config.attr_timeout_s,
+        "settle_s": config.settle_s,
+        "policy": config.policy,
+        "manifest": None if config.manifest is None else os.fspath(config.manifest),
+    }
+
+
+def _state(service: Service) -> str:
+    if service.cache is None:
+        return "pass-through"
+    return "normal" if service.scanned else "scanning"
+
+
+def _store(config: MountConfig, service: Service) -> dict[str, Any]:
+    if service.cache is None:
+        return {"dir": None, "budget_bytes": 0, "used_bytes": 0, "ranges": 0, "filling": 0}
+    index = service.cache.index.statistics()
+    return {
+        "dir": os.fspath(config.store_dir or ""),
+        "budget_bytes": index.budget_bytes,
+        "used_bytes": index.used_bytes + index.overhead_bytes,
+        "ranges": index.resident,
+        "filling": service.cache.filler.flights,
+        "filling_bytes": index.filling_bytes,
+        "evicting": index.evicting,
+        "tables_bytes": index.overhead_bytes,
+    }
+
+
+def _gauges(service: Service, operations: Operations) -> dict[str, Any]:
+    """Every queue, buffer and pool: what it holds now, and where it is kept the most it has held."""
+    gauges: dict[str, Any] = {
+        "reads_in_flight": service.reader.reads_in_flight,
+        "reads_in_flight_bytes": service.reader.bytes_in_flight,
+        "open_handles": operations.open_handles,
+        "open_files": service.overlay.open_files,
+        "nodes": len(service.overlay.nodes),
+        "inodes": len(operations.inodes),
+    }
+    for name, pool in vars(service.pools).items():
+        gauges[f"{name}_waiting"] = pool.waiting
+        gauges[f"{name}_waiting_max"] = pool.waiting_max
+        gauges[f"{name}_threads_busy"] = pool.busy
+    if service.cache is not None and service.catalog is not None:
+        filler = service.cache.filler
+        gauges["fill_bytes_in_flight"] = filler.in_flight_bytes
+        gauges["fill_bytes_in_flight_max"] = filler.in_flight_bytes_max
+        gauges["open_range_files"] = service.cache.resident.open_files
+        gauges["evictions_queued"] = service.cache.evictor.queued
+        gauges["heat_remembered"] = service.cache.index.statistics().ghosts
+        gauges["parsing"] = service.catalog.parsing
+        gauges["parsed"] = service.catalog.parsed
+        gauges["manifests_refused"] = service.catalog.refused
+    return gauges

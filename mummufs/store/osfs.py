@@ -1,0 +1,135 @@
+"""The seam between the store and the operating system: the calls that can fail, and nothing else.
+
+A test puts a layer in its place that fails the n-th call or loses what was not synced. Names are relative to the
+store's directory, which is held open: whoever renames or replaces it does not redirect us.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import NamedTuple, Protocol
+
+from mummufs.store.layout import DIR_MODE, FILE_MODE
+
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+
+
+class FileState(NamedTuple):
+    """What tells whether a file is still the one that was proved."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    links: int
+    regular: bool
+
+
+class Os(Protocol):
+    """The calls. Each raises OSError."""
+
+    def open(self, name: str) -> int:
+        """Open for reading; neither follows a symlink nor waits on a fifo."""
+        ...
+
+    def create(self, name: str) -> int:
+        """Create a file that was not there, for reading and writing, mode 0600 whatever the umask."""
+        ...
+
+    def close(self, fd: int) -> None: ...
+
+    def state(self, fd: int) -> FileState: ...
+
+    def read(self, fd: int, buffer: memoryview, offset: int) -> int:
+        """Read once; the bytes read, 0 at end of file."""
+        ...
+
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        """Write once; the bytes written."""
+        ...
+
+    def sync(self, fd: int) -> None:
+        """Wait until the file's bytes and size are on the disk."""
+        ...
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def unlink(self, name: str) -> None: ...
+
+    def mkdir(self, name: str) -> None:
+        """Create a directory, mode 0700 whatever the umask; one that is there already is fine."""
+        ...
+
+    def names(self, name: str) -> list[str]:
+        """The names in a directory."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Bytes that the file system still has for us."""
+        ...
+
+    def total_bytes(self) -> int:
+        """Bytes that the file system has in all."""
+        ...
+
+
+class RealOs:
+    """The calls of Linux, relative to one directory."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def open(self, name: str) -> int:
+        return os.open(name, _READ_FLAGS, dir_fd=self._root)
+
+    def create(self, name: str) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(name, flags, FILE_MODE, dir_fd=self._root)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def state(self, fd: int) -> FileState:
+        s = os.fstat(fd)
+        return FileState(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_nlink, stat.S_ISREG(s.st_mode))
+
+    def read(self, fd: int, buffer: memoryview, offset: int) -> int:
+        return os.preadv(fd, [buffer], offset)
+
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        return os.pwrite(fd, data, offset)
+
+    def sync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new, src_dir_fd=self._root, dst_dir_fd=self._root)
+
+    def unlink(self, name: str) -> None:
+        os.unlink(name, dir_fd=self._root)
+
+    def mkdir(self, name: str) -> None:
+        try:
+            os.mkdir(name, DIR_MODE, dir_fd=self._root)
+        except FileExistsError:
+            pass
+
+    def names(self, name: str) -> list[str]:
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._root)
+        try:
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self) -> int:
+        s = os.fstatvfs(self._root)
+        return s.f_bavail * s.f_frsize
+
+    def total_bytes(self) -> int:
+        s = os.fstatvfs(self._root)
+        return s.f_blocks * s.f_frsize
+
+    def __del__(self) -> None:
+        root, self._root = getattr(self, "_root", -1), -1
+        if root >= 0:
+            os.close(root)

@@ -1,0 +1,292 @@
+"""Range files: written under a temporary name, proved before they are believed.
+
+Theory of operation. A range file is written in this order: bytes, header (size and checksum), fdatasync, rename. A
+crash therefore leaves a temporary, which the next mount removes, or a name whose header tells whether its bytes are
+all there: file systems were seen to keep a renamed name with empty or zero contents when nothing was synced.
+
+`StoredRange` is an open range file. It is *proved* when its bytes have the checksum of its header; until then, and
+again whenever its size, mtime or ctime are not those that were proved, no byte of it is given out. What this mount
+wrote itself is proved by having been written. Every fault is an OSError or a RangeFileError, and every one of them
+means the same to the caller: the source answers.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import threading
+from collections.abc import Callable
+
+from xxhash import xxh3_128
+
+from mummufs.core.errors import RangeFileError
+from mummufs.core.ranges import FileId, RangeKey, Version
+from mummufs.store.layout import (
+    DIRECTORIES,
+    HEADER_BYTES,
+    HEADER_USED_BYTES,
+    TABLES_DIR,
+    TMP_DIR,
+    RangeHeader,
+    digest_of,
+    is_table_name,
+    is_tmp_name,
+    pack_table,
+    range_dir,
+    range_name,
+    table_digest,
+    table_name,
+    tmp_name,
+    unpack_table,
+)
+from mummufs.store.osfs import FileState, Os
+
+PROVE_CHUNK_BYTES = 1 << 20
+PROVE_ATTEMPTS = 3
+"""A file that somebody writes to while it is proved is tried again this often."""
+TABLES_BYTES_MAX = 256 << 20
+"""All table files together; the ones saved longest ago make room."""
+TABLE_FILE_BYTES_MAX = 65 << 20
+
+
+class StoredRange:
+    """An open range file. Closed with its last reference, so that a read under way never loses its descriptor."""
+
+    def __init__(self, fs: Os, fd: int, key: RangeKey, version: Version) -> None:
+        self._fs = fs
+        self._fd = fd
+        self.key = key
+        self.version = version
+        self._proved: FileState | None = None
+        self._proving = threading.Lock()
+        self.on_close: Callable[[], None] | None = None
+        """Called once it is closed, from whichever thread held the last reference."""
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill `buffer` from `offset` bytes into the window.
+
+        Raises:
+            RangeFileError: the file is not what it was, or too short.
+            OSError: it cannot be read.
+        """
+        if self._fs.state(self._fd) != self._proved:
+            self.prove()
+        self._read_all(buffer, HEADER_BYTES + offset)
+
+    def prove(self) -> None:
+        """Read the whole file and compare its checksum. One thread does it, the others wait for that.
+
+        Raises:
+            RangeFileError: it is not the range file of this key and version, byte for byte.
+            OSError: it cannot be read.
+        """
+        with self._proving:
+            for _ in range(PROVE_ATTEMPTS):
+                state = self._fs.state(self._fd)
+                if state == self._proved:
+                    return
+                self._prove_as(state)
+                if self._fs.state(self._fd) == state:
+                    self._proved = state
+                    return
+        raise RangeFileError("somebody keeps writing to it")
+
+    def trust(self) -> None:
+        """Take the file as it is now for proved: this process has just written it."""
+        self._proved = self._fs.state(self._fd)
+
+    def check_header(self) -> RangeHeader:
+        """The header, if the file is there in full and of this key and version; its bytes are not looked at.
+
+        Raises:
+            RangeFileError: it is not.
+        """
+        state = self._fs.state(self._fd)
+        self._check_state(state)
+        head = memoryview(bytearray(HEADER_USED_BYTES))
+        self._read_all(head, 0)
+        header = RangeHeader.unpack(head)
+        if header.key != self.key:
+            raise RangeFileError("it holds another range than its name says")
+        if header.version != self.version:
+            raise RangeFileError("it is of another version of its file")
+        return header
+
+    def _prove_as(self, state: FileState) -> None:
+        self._check_state(state)
+        header = self.check_header()
+        hasher = xxh3_128()
+        buffer = memoryview(bytearray(min(PROVE_CHUNK_BYTES, self.key.size)))
+        done = 0
+        while done < self.key.size:
+            piece = buffer[: self.key.size - done]
+            self._read_all(piece, HEADER_BYTES + done)
+            hasher.update(piece)
+            done += len(piece)
+        if hasher.digest() != header.checksum:
+            raise RangeFileError("its bytes do not have the checksum that its header states")
+
+    def _check_state(self, state: FileState) -> None:
+        if not state.regular:
+            raise RangeFileError("it is not a regular file")
+        if state.links == 0:
+            raise RangeFileError("it has been removed")
+        if state.size != HEADER_BYTES + self.key.size:
+            raise RangeFileError(f"it has {state.size} bytes in place of {HEADER_BYTES + self.key.size}")
+
+    def _read_all(self, buffer: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(buffer):
+            n = self._fs.read(self._fd, buffer[done:], offset + done)
+            if n == 0:
+                raise RangeFileError(f"it ends at {offset + done} bytes")
+            done += n
+
+    def __del__(self) -> None:
+        self._fs.close(self._fd)
+        if self.on_close is not None:
+            self.on_close()
+
+
+class RangeStore:
+    """The store's directory. The caller holds its lock."""
+
+    def __init__(self, fs: Os) -> None:
+        """Make the directories and remove what an earlier mount left half-written.
+
+        Raises:
+            OSError: the directory cannot be used.
+        """
+        self._fs = fs
+        self._serial = itertools.count(1)
+        self._tables_lock = threading.Lock()
+        self._tables: dict[str, int] = {}
+        for name in DIRECTORIES:
+            fs.mkdir(name)
+        for name in fs.names(TMP_DIR):
+            if is_tmp_name(name):
+                fs.unlink(f"{TMP_DIR}/{name}")
+        for name in sorted(fs.names(TABLES_DIR)):
+            if is_table_name(name):
+                self._tables[f"{TABLES_DIR}/{name}"] = self._size_of(f"{TABLES_DIR}/{name}")
+
+    # ------------------------------------------------------------------ ranges
+
+    def open_range(self, key: RangeKey, version: Version) -> StoredRange:
+        """Open the file of a range, unproved.
+
+        Raises:
+            RangeFileError: it is not the file of this key and version.
+            OSError: it is not there (ENOENT) or cannot be read.
+        """
+        stored = StoredRange(self._fs, self._fs.open(range_name(key)), key, version)
+        stored.check_header()
+        return stored
+
+    def write_range(self, key: RangeKey, version: Version, data: memoryview) -> StoredRange:
+        """Write the file of a range and give it its name. On a failure nothing is left.
+
+        Args:
+            data: the window's bytes, key.size of them.
+        """
+        assert len(data) == key.size, "a range file holds its window, no more and no less"
+        header = RangeHeader(key, version, xxh3_128(data).digest())
+        self._fs.mkdir(range_dir(key))
+        fd = self._write_named(tmp_name(digest_of(key), next(self._serial)), range_name(key), (data, header.pack()))
+        stored = StoredRange(self._fs, fd, key, version)
+        stored.trust()
+        return stored
+
+    def remove_range(self, key: RangeKey) -> None:
+        """Remove the file of a range; one that is gone already is fine."""
+        self._remove(range_name(key))
+
+    def free_bytes(self) -> int:
+        """Bytes that the store's file system still has for us."""
+        return self._fs.free_bytes()
+
+    # ------------------------------------------------------------------ range tables
+
+    @property
+    def tables_bytes(self) -> int:
+        """Bytes that the table files take."""
+        return sum(self._tables.values())
+
+    def load_table(self, file: FileId, version: Version) -> bytes:
+        """The serialised range table of this version of a file; empty where it is known to have none.
+
+        Raises:
+            RangeFileError: there is one, but not of this version, or not whole.
+            OSError: there is none (ENOENT), or it cannot be read.
+        """
+        fd = self._fs.open(table_name(file))
+        try:
+            state = self._fs.state(fd)
+            if not state.regular or state.size > TABLE_FILE_BYTES_MAX:
+                raise RangeFileError("a table file is not one of ours")
+            data = bytearray(state.size)
+            done = 0
+            while done < len(data):
+                n = self._fs.read(fd, memoryview(data)[done:], done)
+                if n == 0:
+                    raise RangeFileError("a table file is cut short")
+                done += n
+        finally:
+            self._fs.close(fd)
+        return unpack_table(bytes(data), file, version)
+
+    def save_table(self, file: FileId, version: Version, payload: bytes) -> None:
+        """Keep a serialised range table for the next mount."""
+        data = pack_table(file, version, payload)
+        if len(data) > TABLE_FILE_BYTES_MAX:
+            raise RangeFileError(f"a table of {len(data)} bytes is larger than the limit of {TABLE_FILE_BYTES_MAX}")
+        name = table_name(file)
+        with self._tables_lock:
+            while self._tables and self.tables_bytes + len(data) > TABLES_BYTES_MAX:
+                oldest = next(iter(self._tables))
+                self._remove(oldest)
+                del self._tables[oldest]
+            fd = self._write_named(tmp_name(table_digest(file), next(self._serial)), name, (memoryview(data), b""))
+            self._fs.close(fd)
+            self._tables.pop(name, None)
+            self._tables[name] = len(data)
+
+    def _write_named(self, tmp: str, name: str, parts: tuple[memoryview, bytes]) -> int:
+        """Write body and header under `tmp`, sync, rename; the open descriptor. Nothing is left on a failure."""
+        body, header = parts
+        fd = self._fs.create(tmp)
+        try:
+            self._write_all(fd, body, len(header))
+            self._write_all(fd, memoryview(header), 0)
+            self._fs.sync(fd)
+            self._fs.rename(tmp, name)
+        except BaseException:
+            self._fs.close(fd)
+            try:
+                self._fs.unlink(tmp)
+            except OSError:
+                pass  # the next mount removes it
+            raise
+        return fd
+
+    def _write_all(self, fd: int, data: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(data):
+            n = self._fs.write(fd, data[done:], offset + done)
+            if n == 0:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            done += n
+
+    def _remove(self, name: str) -> None:
+        try:
+            self._fs.unlink(name)
+        except FileNotFoundError:
+            pass
+
+    def _size_of(self, name: str) -> int:
+        fd = self._fs.open(name)
+        try:
+            return self._fs.state(fd).size
+        finally:
+            self._fs.close(fd)

@@ -1,0 +1,100 @@
+"""The scan for accounting, as a child process: `python -m mummufs.store.scan DIRECTORY`.
+
+It reads the header of every range file and writes one record for each to standard output, RECORD.size bytes, for the
+daemon to take in in small batches: half a million headers are seconds of Python, which the daemon must not spend.
+Files that bear a name of ours but are no range files (what a crash leaves) are removed; anything else is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import struct
+import sys
+from collections.abc import Iterator
+
+from mummufs.core.errors import RangeFileError
+from mummufs.core.ranges import FileId, RangeKey, Version
+from mummufs.store.layout import HEADER_USED_BYTES, RANGES_DIR, RangeHeader, is_range_name, range_name
+
+RECORD = struct.Struct("<QQQQQqq")
+_NICENESS = 10
+_WRITE_BYTES = 1 << 16
+
+
+def pack_record(header: RangeHeader) -> bytes:
+    """A header as the scan reports it."""
+    return RECORD.pack(*header.key.file, header.key.offset, header.key.size, *header.version)
+
+
+def unpack_records(data: bytes) -> Iterator[tuple[RangeKey, Version]]:
+    """What `pack_record` wrote, any number of them."""
+    for filesystem, inode, offset, size, file_size, mtime_ns, ctime_ns in RECORD.iter_unpack(data):
+        yield RangeKey(FileId(filesystem, inode), offset, size), Version(file_size, mtime_ns, ctime_ns)
+
+
+def scan(directory: str) -> Iterator[RangeHeader]:
+    """The headers of the range files in a store, in no order."""
+    root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for i in range(256):
+            sub = f"{RANGES_DIR}/{i:02x}"
+            try:
+                fd = os.open(sub, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
+            except OSError:
+                continue
+            try:
+                yield from _scan_sub(root, sub, fd)
+            finally:
+                os.close(fd)
+    finally:
+        os.close(root)
+
+
+def _scan_sub(root: int, sub: str, fd: int) -> Iterator[RangeHeader]:
+    for name in os.listdir(fd):
+        if not is_range_name(name):
+            continue
+        try:
+            header = _header(fd, name)
+        except OSError:
+            continue
+        if header is not None and range_name(header.key) == f"{sub}/{name}":
+            yield header
+            continue
+        with contextlib.suppress(OSError):
+            os.unlink(f"{sub}/{name}", dir_fd=root)
+
+
+def _header(fd: int, name: str) -> RangeHeader | None:
+    """The header of a range file, None where it is not a whole one."""
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=fd)
+    try:
+        state = os.fstat(file)
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError("not a regular file")
+        header = RangeHeader.unpack(os.pread(file, HEADER_USED_BYTES, 0))
+        return header if state.st_size == header.file_bytes else None
+    except RangeFileError:
+        return None
+    finally:
+        os.close(file)
+
+
+def main(directory: str) -> int:
+    """Write the records of a store to standard output."""
+    os.nice(_NICENESS)
+    pending = bytearray()
+    with open(1, "wb", buffering=0, closefd=False) as out:
+        for header in scan(directory):
+            pending += pack_record(header)
+            if len(pending) >= _WRITE_BYTES:
+                out.write(pending)
+                pending.clear()
+        out.write(pending)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,263 @@
+"""What the stand-ins and benchmarks share: commands, undo lists, loop devices, cold caches. Linux, mostly for root."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from mummufs.core.errors import UsageError
+from mummufs.mountinfo import mount_at, read_mountinfo
+from mummufs.units import parse_size
+
+STATE_DIRECTORY = Path("/run/mummufs-bench")
+COMMAND_TIMEOUT_S = 120.0
+GONE_TIMEOUT_S = 10.0
+POLL_S = 0.02
+
+
+class SizeType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A size on the command line: bytes, or K, M, G, T as powers of 1024."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes; a usage error otherwise."""
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size("size", value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+SIZE = SizeType()
+
+
+def run(*command: str | os.PathLike[str], timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+    """Run a command; its output. Raises ClickException (exit 1) with the command's own words if it fails."""
+    words = [os.fspath(word) for word in command]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False)
+    except FileNotFoundError:
+        raise click.ClickException(f"{words[0]} is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise click.ClickException(f"{' '.join(words)} did not end in {timeout_s:.0f} s") from None
+    if done.returncode:
+        told = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        raise click.ClickException(f"{' '.join(words)} failed: {told}")
+    return done.stdout.strip()
+
+
+def require_root(what: str) -> None:
+    """Raise UsageError (exit 2) unless root runs this."""
+    if os.geteuid() != 0:
+        raise click.UsageError(f"{what} needs loop devices and mounts: run it as root")
+
+
+@contextmanager
+def signals_raise() -> Iterator[None]:
+    """SIGTERM raises SystemExit(1), as SIGINT raises KeyboardInterrupt, so that clean-up in `finally` runs."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        sys.exit(1)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def is_mounted(path: Path) -> bool:
+    """Whether something is mounted at exactly this absolute path. Asks no file system."""
+    return mount_at(path, read_mountinfo()) is not None
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = GONE_TIMEOUT_S) -> None:
+    """Poll until `condition` holds. Raises ClickException naming `what` after the time-out."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            raise click.ClickException(f"waited {timeout_s:.0f} s for {what}")
+        time.sleep(POLL_S)
+
+
+class UndoList:
+    """What a stand-in has set up, on disk, so that `stop` in another process can take it down in reverse.
+
+    A step is a pair (kind, subject): ("umount", path), ("detach", loop device), ("rmdir", path),
+    ("unlink", path), ("process", "pid start-ticks").
+    """
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        """The list of the stand-in of this kind that is mounted at `directory`."""
+        key = hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]
+        self.name = f"{kind}-{key}"
+        self.path = STATE_DIRECTORY / f"{self.name}.json"
+        self.facts: dict[str, Any] = {"directory": str(directory)}
+        self._steps: list[tuple[str, str]] = []
+
+    def load(self) -> bool:
+        """Read what an earlier process wrote; False if there is nothing."""
+        try:
+            saved = json.loads(self.path.read_text())
+        except FileNotFoundError:
+            return False
+        self.facts = saved["facts"]
+        self._steps = [(kind, subject) for kind, subject in saved["steps"]]
+        return True
+
+    def add(self, kind: str, subject: str | os.PathLike[str]) -> None:
+        """Note a step, before or right after it was done: undoing one that never happened is harmless."""
+        self._steps.append((kind, os.fspath(subject)))
+        self.save()
+
+    def save(self) -> None:
+        """Write the list."""
+        STATE_DIRECTORY.mkdir(mode=0o700, exist_ok=True)
+        temporary = self.path.with_suffix(".new")
+        temporary.write_text(json.dumps({"facts": self.facts, "steps": self._steps}))
+        temporary.replace(self.path)
+
+    def undo(self) -> None:
+        """Undo every step, the last first. Raises ClickException at one that cannot be undone; then call it again."""
+        while self._steps:
+            kind, subject = self._steps[-1]
+            _UNDO[kind](subject)
+            self._steps.pop()
+            self.save()
+        self.path.unlink(missing_ok=True)
+        try:
+            STATE_DIRECTORY.rmdir()
+        except OSError:
+            pass  # other stand-ins are running
+
+
+def _umount(path: str) -> None:
+    while is_mounted(Path(path)):
+        run("umount", path)
+
+
+def attach_loop(image: Path) -> str:
+    """A loop device over `image` that bypasses its page cache. Raises ClickException where direct I/O is refused."""
+    device = run("losetup", "--find", "--show", "--direct-io=on", image)
+    if Path(f"/sys/block/{Path(device).name}/loop/dio").read_text().strip() != "1":
+        detach_loop(device)
+        raise click.ClickException(f"the file system of {image} does not allow direct I/O: use another directory")
+    return device
+
+
+def detach_loop(device: str) -> None:
+    """Detach a loop device and wait until it is gone. Nothing if it is not attached."""
+    attached = Path(f"/sys/block/{Path(device).name}/loop/backing_file")
+    if attached.exists():
+        run("losetup", "--detach", device)
+        wait_until(lambda: not attached.exists(), f"{device} to be free")
+
+
+def _rmdir(path: str) -> None:
+    if Path(path).is_dir():
+        Path(path).rmdir()
+
+
+def _unlink(path: str) -> None:
+    Path(path).unlink(missing_ok=True)
+
+
+def _start_ticks(pid: int) -> str | None:
+    """When a process started, which with its pid names it for good; None once it is gone (or a zombie)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]
+
+
+def _end_process(subject: str) -> None:
+    pid, _, ticks = subject.partition(" ")
+
+    def running() -> bool:
+        return _start_ticks(int(pid)) == ticks
+
+    try:
+        wait_until(lambda: not running(), f"process {pid} to end by itself", 2.0)
+    except click.ClickException:
+        os.kill(int(pid), signal.SIGKILL)
+        wait_until(lambda: not running(), f"process {pid} to end")
+
+
+_UNDO: dict[str, Callable[[str], None]] = {
+    "umount": _umount,
+    "detach": detach_loop,
+    "rmdir": _rmdir,
+    "unlink": _unlink,
+    "process": _end_process,
+}
+
+
+def empty_directory(path: Path, undo: UndoList) -> None:
+    """Make `path` if it is not there. Raises UsageError if it is in use or not empty."""
+    if is_mounted(path):
+        raise click.UsageError(f"{path} is a mount point already; stop that first")
+    if not path.exists():
+        undo.add("rmdir", path)
+        path.mkdir(parents=True)
+    elif not path.is_dir() or any(path.iterdir()):
+        raise click.UsageError(f"{path} is not an empty directory")
+
+
+def mount_tmpfs(path: Path, size: int, undo: UndoList) -> None:
+    """A tmpfs of its own at a new directory, so that one umount frees everything."""
+    undo.add("rmdir", path)
+    path.mkdir(mode=0o700, parents=True)
+    undo.add("umount", path)
+    run("mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "mummufs-bench", path)
+
+
+def drop_caches() -> None:
+    """Write everything back and empty the kernel's page cache. Root only."""
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3\n")
+
+
+def pretouch(size: int) -> None:
+    """Touch and free `size` bytes. On a virtual machine freed memory goes back to the host; a timed run that has to
+    fetch it again is bimodal, so fetch it right before the run."""
+    mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
+
+
+def spawn(command: Sequence[str | os.PathLike[str]], log: Path, ready: Callable[[], bool], timeout_s: float) -> str:
+    """Start a background process that outlives this one, and wait till `ready()`; returns the subject of its undo step.
+
+    Raises ClickException with its words.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [os.fspath(word) for word in command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        wait_until(lambda: ready() or process.poll() is not None, f"{command[0]} to come up", timeout_s)
+    except BaseException:
+        process.kill()
+        raise
+    if process.poll() is not None:
+        raise click.ClickException(f"{command[1]} ended at once: {log.read_text(errors='replace').strip()}")
+    process.returncode = 0  # it is meant to outlive us: no warning about a child that still runs
+    return f"{process.pid} {_start_ticks(process.pid)}"
