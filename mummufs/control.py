@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -101,6 +102,16 @@ def request_socket(path: Path, op: str, timeout_s: float = TIMEOUT_S, **args: ob
     if not answer.pop("ok", False):
         raise MummufsError(str(answer.get("message", "the daemon refused")))
     return dict(answer)
+
+
+def daemon_pid(mountpoint: Path, timeout_s: float = TIMEOUT_S) -> int | None:
+    """The process that has the control socket of a mount, as the kernel knows it, so even if it hangs; or None."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(timeout_s)
+        client.connect(os.fspath(socket_path(mountpoint)))
+        pid, _, _ = struct.unpack("iII", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(pid) or None
+    return None
 
 
 class ControlServer:

@@ -23,8 +23,6 @@ from mummufs.engine.nodes import Node
 from mummufs.engine.threads import Pools
 from mummufs.source.base import SourceFile
 
-FILE_BYTES_MIN = 64 << 10
-"""Smaller files are not looked into: a model is not that small."""
 STEP = 256
 """Windows looked at between two checkpoints."""
 
@@ -73,7 +71,7 @@ class Catalog:
     async def opened(self, node: Node, file: SourceFile) -> None:
         """A file has been opened: see that its table is known, now or soon."""
         version = node.version
-        if node.parsed == version or node in self._parsing or version.size < FILE_BYTES_MIN or self._nursery is None:
+        if node.parsed == version or node in self._parsing or version.size == 0 or self._nursery is None:
             return
         self._parsing[node] = version
         try:
