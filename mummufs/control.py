@@ -15,6 +15,7 @@ import struct
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -28,7 +29,7 @@ ANSWER_BYTES_MAX = 64 << 20
 CLIENTS_MAX = 16
 """Clients served at once; more wait."""
 
-Answer = dict[str, object]
+Answer = dict[str, Any]
 Handler = Callable[[Mapping[str, object]], Awaitable[Answer]]
 
 

@@ -26,6 +26,9 @@ COMMAND_CHARS_MAX = 80
 DEAD_ERRNOS = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 """What every access to a FUSE mount gives once its daemon is gone."""
 
+View = tuple[str, str]
+"""A mount namespace and a root in it: processes that share both see the same mounts."""
+
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 _MOUNT_ID = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
 
@@ -151,24 +154,33 @@ def holders(
     """
     own = _namespace(proc, os.getpid() if proc == PROC else 0)
     skip = {os.getpid(), *skip_pids}
-    views: dict[tuple[str, str], dict[int, str]] = {}
-    found: list[Holder] = []
-    unused: dict[tuple[str, str], Holder] = {}
+    views: dict[View, list[MountEntry]] = {}
+    processes: list[tuple[int, View]] = []
     for pid in _pids(proc):
         view = _namespace(proc, pid)
-        if view is None or pid in skip:
+        if view is not None:
+            processes.append((pid, view))
+            views.setdefault(view, _mounts(proc, pid))
+    seen = [entry for entries in views.values() for entry in entries]
+    ids = {entry.mount_id for entry in seen if entry.device == device}
+    ids |= set(mount_ids) - {
+        entry.mount_id for entry in seen
+    }  # the kernel gives the ids of gone mounts to new ones
+    found: list[Holder] = []
+    idle: dict[View, Holder] = {}
+    busy_views: set[View] = set()
+    for pid, view in processes:
+        if pid in skip:
             continue
-        if view not in views:
-            views[view] = _mounts_of(device, proc, pid)
         command = _command(proc, pid)
-        uses = list(_uses(device, {*mount_ids, *views[view]}, proc, pid))
-        found.extend(Holder(pid, command, use, path) for use, path in uses)
-        if own is None or view[0] != own[0]:
-            for mountpoint in list(views[view].values())[:1]:
-                unused.setdefault(view, Holder(pid, command, "mount namespace with it at", mountpoint))
-    busy = {h.pid for h in found}
-    used_views = {_namespace(proc, pid) for pid in busy}
-    found.extend(holder for view, holder in unused.items() if view not in used_views)
+        uses = [Holder(pid, command, use, path) for use, path in _uses(device, ids, proc, pid)]
+        found.extend(uses)
+        there = next((entry.mountpoint for entry in views[view] if entry.device == device), None)
+        if uses:
+            busy_views.add(view)
+        elif there is not None and (own is None or view[0] != own[0]):
+            idle.setdefault(view, Holder(pid, command, "mount namespace with it at", there))
+    found.extend(holder for view, holder in idle.items() if view not in busy_views)
     return sorted(found)
 
 
@@ -176,8 +188,8 @@ def _pids(proc: Path) -> list[int]:
     return sorted(int(entry.name) for entry in os.scandir(proc) if entry.name.isdecimal())
 
 
-def _namespace(proc: Path, pid: int) -> tuple[str, str] | None:
-    """The mount namespace and the root of a process: processes that share both see the same mountinfo."""
+def _namespace(proc: Path, pid: int) -> View | None:
+    """What a process sees, or None where it may not be looked at. Pid 0 stands for this process."""
     name = str(pid) if pid else "self"
     try:
         return os.readlink(proc / name / "ns" / "mnt"), os.readlink(proc / name / "root")
@@ -185,11 +197,11 @@ def _namespace(proc: Path, pid: int) -> tuple[str, str] | None:
         return None
 
 
-def _mounts_of(device: tuple[int, int], proc: Path, pid: int) -> dict[int, str]:
+def _mounts(proc: Path, pid: int) -> list[MountEntry]:
     try:
-        return {e.mount_id: e.mountpoint for e in read_mountinfo(pid, proc) if e.device == device}
+        return read_mountinfo(pid, proc)
     except OSError:
-        return {}
+        return []
 
 
 def _uses(device: tuple[int, int], mount_ids: set[int], proc: Path, pid: int) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +13,7 @@ import click
 
 from mummufs.commands.output import print_json, print_table, printable
 from mummufs.core.errors import MummufsError
-from mummufs.mountinfo import FSTYPE, read_mountinfo
+from mummufs.mountinfo import FSTYPE, MountEntry, read_mountinfo
 from mummufs.units import format_duration, format_size
 from mummufs.unmount import mummufs_mount, resolved
 
@@ -23,6 +25,8 @@ ASKED_AT_ONCE_MAX = 64
 
 SCHEMA = 1
 """The version of the list's JSON form."""
+
+_USER_ID = re.compile(r"(?:^|,)user_id=(\d+)(?:,|$)")
 
 Status = Mapping[str, object]
 
@@ -87,15 +91,17 @@ def _all(as_json: bool) -> None:
 
 
 def ask_all() -> list[Asked]:
-    """Ask the daemon of every mount that this process sees, and of every socket beside, all at once."""
+    """Ask the daemon of every mount that this process sees, and of every socket beside, all at once.
+
+    A mount of another user is only listed: its socket is that user's alone.
+    """
     from mummufs import control
 
     entries = [entry for entry in read_mountinfo() if entry.fstype == FSTYPE]
-    devices = {entry.mountpoint: entry.device for entry in entries}
+    mine = [entry for entry in entries if _owner(entry) in (None, os.geteuid())]
+    devices = {entry.mountpoint: entry.device for entry in mine}
     names = {control.socket_path(Path(mountpoint)): mountpoint for mountpoint in devices}
     sockets = dict.fromkeys([*control.sockets(), *names])
-    if not sockets:
-        return []
 
     def ask(socket: Path) -> Asked:
         name = names.get(socket, str(socket))
@@ -103,12 +109,28 @@ def ask_all() -> list[Asked]:
             return Asked(name, control.request_socket(socket, "status", timeout_s=ANSWER_S), "")
         except MummufsError as error:
             return Asked(name, None, str(error))
+        except OSError:
+            return Asked(name, None, "its daemon is gone; `mummufs umount` clears it away")
 
-    with ThreadPoolExecutor(min(len(sockets), ASKED_AT_ONCE_MAX)) as pool:
+    with ThreadPoolExecutor(ASKED_AT_ONCE_MAX) as pool:
         asked = list(pool.map(ask, sockets))
     # A bind mount has no socket of its own: the mount that it shows has answered for it.
     answered = {devices.get(_text(a.status, "mountpoint")) for a in asked if a.status is not None} - {None}
-    return sorted(a for a in asked if a.status is not None or devices.get(a.name) not in answered)
+    asked = [a for a in asked if a.status is not None or devices.get(a.name) not in answered]
+    return sorted([*asked, *map(_foreign, (e for e in entries if e not in mine))], key=lambda a: a.name)
+
+
+def _owner(entry: MountEntry) -> int | None:
+    """The user who mounted, as the kernel tells it."""
+    match = _USER_ID.search(entry.super_options)
+    return int(match[1]) if match else None
+
+
+def _foreign(entry: MountEntry) -> Asked:
+    state = f"of user {_owner(entry)}"
+    return Asked(
+        entry.mountpoint, {"mountpoint": entry.mountpoint, "source": entry.source, "state": state}, ""
+    )
 
 
 def _row(asked: Asked) -> tuple[str, ...]:
@@ -140,10 +162,7 @@ def _details(answer: Status) -> list[tuple[str, str]]:
             )
         else:
             rows.append((key.replace("_", " "), _readable(key, value)))
-    return [
-        (name.removesuffix(" bytes") if "bytes" in name else name.removesuffix(" s"), text)
-        for name, text in rows
-    ]
+    return [(name.removesuffix(" s"), text) for name, text in rows]
 
 
 def _readable(key: str, value: object) -> str:
@@ -155,6 +174,8 @@ def _readable(key: str, value: object) -> str:
         return format_size(value)
     if isinstance(value, int | float) and key == "uptime_s":
         return format_duration(value)
+    if isinstance(value, int | float) and key.endswith("_s"):
+        return f"{value:g} s"
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     return str(value)

@@ -95,7 +95,7 @@ class FillPlan(NamedTuple):
     victims: tuple[RangeKey, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Entry:
     key: RangeKey
     state: State
@@ -105,8 +105,9 @@ class _Entry:
     seq: int
 
 
-def _order(entry: _Entry) -> tuple[float, int]:
-    return entry.date, entry.seq
+def _order(entry: _Entry) -> tuple[float, int, RangeKey]:
+    """Its place. With the key it has that alone: restored ranges are all COLD, and equals would be searched through."""
+    return entry.date, entry.seq, entry.key
 
 
 class IndexStatistics(NamedTuple):
@@ -361,6 +362,7 @@ class CacheIndex:
         assert self._filling_bytes == charged(State.FILLING), "filling bytes are those promised to fills"
         listed = [e for e in entries if e.state is State.RESIDENT]
         assert sorted(listed, key=_order) == list(self._order), "the order lists the resident ranges, coldest first"
+        assert len({_order(e) for e in listed}) == len(listed), "each has a place of its own"
         for state, count in self._counts.items():
             assert count == sum(e.state is state for e in entries), f"the count of {state.value} is right"
         assert len(self._ghosts) <= GHOSTS_MAX, "the number of ghosts is bounded"

@@ -119,9 +119,13 @@ class Catalog:
             log.exception("%s: parsing failed on a fault of ours", _shown(node))
         finally:
             self._parsing.pop(node, None)
-        if table is not None and node.ranges is table:
-            await self._save(node, version, table)
-            await self._fill_early(node, file, table)
+        try:
+            if table is not None and node.ranges is table:
+                await self._save(node, version, table)
+                await self._fill_early(node, file, table)
+        except Exception:  # a task of the engine must not end the mount
+            self._counters.errors.handler += 1
+            log.exception("%s: filling what was read early failed on a fault of ours", _shown(node))
         self._early.forget(_whole(node))
 
     async def _save(self, node: Node, version: Version, table: RangeTable) -> None:
@@ -131,6 +135,7 @@ class Catalog:
             self._counters.errors.store += 1
             log.warning("%s: its range table is not kept: %s", _shown(node), error)
         self._cache.index.set_overhead(self._cache.store.tables_bytes)
+        self._cache.evictor.wake()
 
     async def _fill_early(self, node: Node, file: SourceFile, table: RangeTable) -> None:
         """Fill the windows of which half or more was read before the table was known."""

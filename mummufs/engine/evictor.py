@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
+from math import inf
 
 import trio
 
@@ -45,6 +46,8 @@ class Evictor:
         self._pools = pools
         self._counters = counters
         self._queue: deque[RangeKey] = deque()
+        self._failed: list[RangeKey] = []
+        self._retry_at = 0.0
         self._wake = trio.Event()
         self._progress = trio.Event()
         self._token: trio.lowlevel.TrioToken | None = None
@@ -53,23 +56,20 @@ class Evictor:
     @property
     def queued(self) -> int:
         """Range files that wait to be removed."""
-        return len(self._queue)
+        return len(self._queue) + len(self._failed)
 
     async def run(self) -> None:
         """Evict until cancelled."""
         self._token = trio.lowlevel.current_trio_token()
         while True:
-            failed = await self._remove_queued()
-            self.evict_nowait(self._index.plan_eviction())
-            if self._queue and not failed:
-                continue
-            if failed:
-                self._queue.extend(failed)
-                with trio.move_on_after(RETRY_S):
-                    await self._wake.wait()
-            else:
-                await self._wake.wait()
             self._wake = trio.Event()
+            await self._remove_queued()
+            self.evict_nowait(self._index.plan_eviction())
+            with trio.move_on_at(self._retry_at if self._failed else inf):
+                await self._wake.wait()
+            if trio.current_time() >= self._retry_at:
+                self._queue.extend(self._failed)
+                self._failed.clear()
 
     def wake(self) -> None:
         """The store has grown: see whether it is above the high watermark."""
@@ -106,9 +106,8 @@ class Evictor:
             if i % PURGE_STEP == PURGE_STEP - 1:
                 await trio.lowlevel.checkpoint()
 
-    async def _remove_queued(self) -> list[RangeKey]:
-        """Remove the files of the queue; those that could not be."""
-        failed: list[RangeKey] = []
+    async def _remove_queued(self) -> None:
+        """Remove the files of the queue. Those that cannot be are set aside: no wake-up but the clock's is for them."""
         while self._queue:
             batch = [self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))]
             for key, error in await self._pools.store_writes.run(_remove_all, self._store, batch):
@@ -117,8 +116,9 @@ class Evictor:
                     continue
                 self._counters.errors.store += 1
                 log.warning("the range file of %s cannot be removed: %s", _named(key), error)
-                failed.append(key)
-        return failed
+                if not self._failed:
+                    self._retry_at = trio.current_time() + RETRY_S
+                self._failed.append(key)
 
     def _closed_from_any_thread(self, key: RangeKey) -> None:
         try:
@@ -141,12 +141,12 @@ def _named(key: RangeKey) -> str:
     return f"inode {key.file.inode}, offset {key.offset}, {key.size} bytes"
 
 
-def _remove_all(store: RangeStore, keys: list[RangeKey]) -> list[tuple[RangeKey, OSError | None]]:
-    results: list[tuple[RangeKey, OSError | None]] = []
+def _remove_all(store: RangeStore, keys: list[RangeKey]) -> list[tuple[RangeKey, Exception | None]]:
+    results: list[tuple[RangeKey, Exception | None]] = []
     for key in keys:
         try:
             store.remove_range(key)
             results.append((key, None))
-        except OSError as error:
+        except Exception as error:  # whatever it is, it must not end the task that makes room
             results.append((key, error))
     return results

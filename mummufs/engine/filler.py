@@ -89,9 +89,9 @@ class Filler:
             await trio.sleep_forever()
 
     def flight(self, key: RangeKey, version: Version) -> Flight | None:
-        """The flight that is bringing this range, if there is one."""
+        """The flight that is bringing this range, or has brought it and is being written; None if there is none."""
         flight = self._flights.get(key)
-        return flight if flight is not None and flight.version == version and not flight.ended else None
+        return flight if flight is not None and flight.version == version and not flight.failed else None
 
     @property
     def flights(self) -> int:
@@ -202,6 +202,10 @@ class Filler:
             if free - charge_of(key.size) >= self._reserve_bytes:
                 return await self._pools.store_writes.run(self._store.write_range, key, flight.version, flight.data)
             reason = f"the store's file system has {free} bytes left, of which {self._reserve_bytes} are kept free"
+        except IsADirectoryError as error:  # this name alone is taken; it says nothing of the store
+            self._counters.errors.store += 1
+            log.warning("inode %d, offset %d, %d bytes: not stored: %s", key.file.inode, key.offset, key.size, error)
+            return None
         except OSError as error:
             self._counters.errors.store += 1
             reason = str(error)

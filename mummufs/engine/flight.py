@@ -58,6 +58,11 @@ class Flight:
         """Whether every byte has arrived."""
         return self._runs == [(self.window.offset, self.window.end)]
 
+    @property
+    def failed(self) -> bool:
+        """Whether it ended without all of its bytes, or with bytes of more than one version."""
+        return self.ended and (self.error is not None or not self.is_complete)
+
     def has(self, offset: int, end: int) -> bool:
         """Whether these bytes have arrived."""
         i = bisect_right(self._runs, (offset, self.window.end)) - 1

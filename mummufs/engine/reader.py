@@ -193,17 +193,17 @@ class Reader:
 
     async def _from_store(self, cache: Cache, key: RangeKey, version: Version, place: memoryview, offset: int) -> bool:
         """Fill the place from a range file; False, and the entry is dropped, if it cannot be."""
-        try:
-            return await self._pools.store_reads.run(_read_stored, cache.resident, key, version, place, offset)
-        except (OSError, RangeFileError) as error:
-            if cache.index.state(key) is State.RESIDENT:  # else it was evicted meanwhile, which is no fault
-                self._counters.errors.store += 1
-                self._counters.errors.corrupt += isinstance(error, RangeFileError)
-                log.warning(
-                    "the range file of inode %d, offset %d, %d bytes is dropped: %s", key.file.inode, *key[1:], error
-                )
-                cache.evictor.evict_nowait((key,))
-            return False
+        read = await self._pools.store_reads.run(_read_stored, cache.resident, key, version, place, offset)
+        if isinstance(read, bool):
+            return read
+        if cache.index.state(key) is State.RESIDENT:  # else it was evicted meanwhile, which is no fault
+            self._counters.errors.store += 1
+            self._counters.errors.corrupt += isinstance(read, RangeFileError)
+            log.warning(
+                "the range file of inode %d, offset %d, %d bytes is dropped: %s", key.file.inode, *key[1:], read
+            )
+            cache.evictor.evict_nowait((key,))
+        return False
 
     async def _from_source(self, file: SourceFile, version: Version, place: memoryview, offset: int) -> None:
         self._counters.source_reads.count += 1
@@ -236,12 +236,22 @@ class Reader:
         reads.replied_bytes += size
 
 
-def _read_stored(resident: Resident, key: RangeKey, version: Version, place: memoryview, offset: int) -> bool:
-    stored: StoredRange | None = resident.acquire(key, version)
-    if stored is None:
-        return False
-    stored.read_into(place, offset - key.offset)
-    return True
+def _read_stored(
+    resident: Resident, key: RangeKey, version: Version, place: memoryview, offset: int
+) -> bool | OSError | RangeFileError:
+    """Whether the place was filled, or what was wrong with the range file.
+
+    The error is returned and its traceback dropped: raised through a worker thread it becomes part of a reference
+    cycle, and the `StoredRange` in its frames would stay open, and its bytes counted, until the garbage is collected.
+    """
+    try:
+        stored: StoredRange | None = resident.acquire(key, version)
+        if stored is None:
+            return False
+        stored.read_into(place, offset - key.offset)
+        return True
+    except (OSError, RangeFileError) as error:
+        return error.with_traceback(None)
 
 
 async def _all(runs: list[Callable[[], Awaitable[None]]]) -> None:

@@ -70,20 +70,20 @@ class Resident:
             if stored is not None:
                 self._open.move_to_end(entry)
                 return stored
-        stored = self._store.open_range(key, version)
-        self._keep(entry, stored)
-        return stored
+        return self._keep(entry, self._store.open_range(key, version))
 
     @property
     def open_files(self) -> int:
         """Range files kept open."""
         return len(self._open)
 
-    def _keep(self, entry: ResidentRange, stored: StoredRange) -> None:
+    def _keep(self, entry: ResidentRange, stored: StoredRange) -> StoredRange:
+        """Keep a file open; the one to use, if several threads have opened it at once: it is proved only once."""
         let_go: StoredRange | None = None
         with self._lock:
             if self._ranges.get(entry.key) is entry:  # it may have been evicted while it was opened
-                self._open.setdefault(entry, stored)
+                stored = self._open.setdefault(entry, stored)
                 if len(self._open) > self._open_max:
                     _, let_go = self._open.popitem(last=False)
         del let_go  # closed outside the lock
+        return stored

@@ -7,6 +7,7 @@ anonymous device number, so its member devices are found through its mount and /
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 READS_ROTATIONAL = 4
@@ -15,6 +16,8 @@ READS_SOLID = 16
 """Concurrent source reads otherwise."""
 _DEPTH_MAX = 8
 """Layers of device mapper, md or loop that are looked through."""
+_OCTAL = re.compile(r"\\([0-7]{3})")
+"""How mountinfo writes a space, a tab, a newline or a backslash; other characters stand as they are."""
 
 
 def suggested_reads(path: str, *, sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> int:
@@ -48,7 +51,7 @@ def _mounted_device(path: str, proc: Path) -> str | None:
     for line in (proc / "self/mountinfo").read_text("utf-8", "surrogateescape").splitlines():
         fields = line.split(" ")
         dash = fields.index("-")
-        mountpoint = fields[4].encode("latin-1", "ignore").decode("unicode_escape")
+        mountpoint = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[4])
         inside = mountpoint == "/" or path == mountpoint or path.startswith(mountpoint + "/")
         if inside and len(mountpoint) >= len(best):
             best, device = mountpoint, fields[dash + 2] if fields[dash + 1] == "btrfs" else None

@@ -33,6 +33,7 @@ class _Node:
         self.inode = inode
         self.contents = contents
         self.mtime_ns = self.ctime_ns = now_ns
+        self.nlink = 2 if stat.S_ISDIR(mode) else 1
         self.xattrs: dict[bytes, bytes] = {}
 
 
@@ -99,7 +100,18 @@ class MemorySource:
     def remove(self, path: bytes) -> None:
         """Remove a name; open files stay readable."""
         with self._lock:
-            del self._nodes[path]
+            self._nodes.pop(path).nlink -= 1
+
+    def rename(self, old: bytes, new: bytes) -> None:
+        """Give a file another name; open files stay what they are."""
+        with self._lock:
+            self._nodes[new] = self._nodes.pop(old)
+
+    def link(self, path: bytes, name: bytes) -> None:
+        """Give a file a second name."""
+        with self._lock:
+            node = self._nodes[name] = self._nodes[path]
+            node.nlink += 1
 
     def set_xattr(self, path: bytes, name: bytes, value: bytes) -> None:
         """Give a file an extended attribute."""
@@ -223,7 +235,7 @@ def _attributes(node: _Node) -> Attributes:
     return Attributes(
         file=FileId(_FILESYSTEM, node.inode),
         mode=node.mode,
-        nlink=2 if stat.S_ISDIR(node.mode) else 1,
+        nlink=node.nlink,
         uid=0,
         gid=0,
         rdev=0,

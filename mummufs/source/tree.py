@@ -36,6 +36,8 @@ _syscall.restype = ctypes.c_long
 
 def open_beneath(root: int, path: bytes, flags: int) -> int:
     """Open `path` relative to the directory `root`, never outside it and through no symlink."""
+    if b"\0" in path:
+        raise OSError(errno.EINVAL, "a path cannot hold a zero byte", os.fsdecode(path))
     how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
     for _ in range(_RACE_RETRIES):
         fd = int(
@@ -138,7 +140,9 @@ class TreeSource:
             os.close(fd)
 
     def open(self, path: bytes) -> TreeFile:
-        # O_NONBLOCK: a fifo without a writer must not hold the thread; it means nothing for a regular file.
+        if not self.stat(path).is_file:  # first, because to open a device is to do something to it
+            raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(path))
+        # O_NONBLOCK: a fifo put there meanwhile must not hold the thread; it means nothing for a regular file.
         fd = open_beneath(self._root, path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)

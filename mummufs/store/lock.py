@@ -30,18 +30,26 @@ class StoreLock:
         self._fd = os.open(
             directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE
         )
+        try:
+            self._take(directory, wait_s)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        with contextlib.suppress(OSError):  # a full file system has no room for the PID, and is no reason to refuse
+            os.fchmod(self._fd, FILE_MODE)
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
+
+    def _take(self, directory: Path, wait_s: float) -> None:
         give_up = time.monotonic() + wait_s
         while not self._try():
             if time.monotonic() >= give_up:
                 pid = self._holder()
-                os.close(self._fd)
                 who = f"process {pid}" if pid else "another process"
                 raise StoreBusyError(
                     f"the store {directory} is in use by a mount of {who}: unmount that one, or name another store", pid
                 )
             time.sleep(_POLL_S)
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
 
     def release(self) -> None:
         """Give the store up."""

@@ -84,7 +84,13 @@ class RealOs:
 
     def create(self, name: str) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(name, flags, FILE_MODE, dir_fd=self._root)
+        fd = os.open(name, flags, FILE_MODE, dir_fd=self._root)
+        try:
+            os.fchmod(fd, FILE_MODE)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -112,7 +118,8 @@ class RealOs:
         try:
             os.mkdir(name, DIR_MODE, dir_fd=self._root)
         except FileExistsError:
-            pass
+            return
+        os.chmod(name, DIR_MODE, dir_fd=self._root)
 
     def names(self, name: str) -> list[str]:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._root)

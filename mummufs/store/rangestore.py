@@ -12,6 +12,7 @@ means the same to the caller: the source answers.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -144,7 +145,8 @@ class StoredRange:
             done += n
 
     def __del__(self) -> None:
-        self._fs.close(self._fd)
+        with contextlib.suppress(OSError):  # the descriptor is gone even so, and its owner has to hear of it
+            self._fs.close(self._fd)
         if self.on_close is not None:
             self.on_close()
 
@@ -161,15 +163,13 @@ class RangeStore:
         self._fs = fs
         self._serial = itertools.count(1)
         self._tables_lock = threading.Lock()
-        self._tables: dict[str, int] = {}
         for name in DIRECTORIES:
             fs.mkdir(name)
         for name in fs.names(TMP_DIR):
             if is_tmp_name(name):
-                fs.unlink(f"{TMP_DIR}/{name}")
-        for name in sorted(fs.names(TABLES_DIR)):
-            if is_table_name(name):
-                self._tables[f"{TABLES_DIR}/{name}"] = self._size_of(f"{TABLES_DIR}/{name}")
+                with contextlib.suppress(IsADirectoryError):  # not ours, whatever its name
+                    fs.unlink(f"{TMP_DIR}/{name}")
+        self._tables = self._found_tables()
 
     # ------------------------------------------------------------------ ranges
 
@@ -195,11 +195,12 @@ class RangeStore:
         self._fs.mkdir(range_dir(key))
         fd = self._write_named(tmp_name(digest_of(key), next(self._serial)), range_name(key), (data, header.pack()))
         stored = StoredRange(self._fs, fd, key, version)
-        stored.trust()
+        with contextlib.suppress(OSError):  # it has its name: what is not trusted is proved at its first read
+            stored.trust()
         return stored
 
     def remove_range(self, key: RangeKey) -> None:
-        """Remove the file of a range; one that is gone already is fine."""
+        """Remove the file of a range; one that is gone already is fine, and so is a directory that is in its place."""
         self._remove(range_name(key))
 
     def free_bytes(self) -> int:
@@ -248,9 +249,9 @@ class RangeStore:
                 self._remove(oldest)
                 del self._tables[oldest]
             fd = self._write_named(tmp_name(table_digest(file), next(self._serial)), name, (memoryview(data), b""))
-            self._fs.close(fd)
             self._tables.pop(name, None)
             self._tables[name] = len(data)
+            self._fs.close(fd)
 
     def _write_named(self, tmp: str, name: str, parts: tuple[memoryview, bytes]) -> int:
         """Write body and header under `tmp`, sync, rename; the open descriptor. Nothing is left on a failure."""
@@ -262,11 +263,10 @@ class RangeStore:
             self._fs.sync(fd)
             self._fs.rename(tmp, name)
         except BaseException:
-            self._fs.close(fd)
-            try:
+            with contextlib.suppress(OSError):
+                self._fs.close(fd)
+            with contextlib.suppress(OSError):  # the next mount removes it
                 self._fs.unlink(tmp)
-            except OSError:
-                pass  # the next mount removes it
             raise
         return fd
 
@@ -284,9 +284,17 @@ class RangeStore:
         except FileNotFoundError:
             pass
 
-    def _size_of(self, name: str) -> int:
-        fd = self._fs.open(name)
-        try:
-            return self._fs.state(fd).size
-        finally:
-            self._fs.close(fd)
+    def _found_tables(self) -> dict[str, int]:
+        """The sizes of the table files, the one saved longest ago first. What is no file is left alone."""
+        found: list[tuple[int, str, int]] = []
+        for name in filter(is_table_name, self._fs.names(TABLES_DIR)):
+            path = f"{TABLES_DIR}/{name}"
+            with contextlib.suppress(OSError):  # one that cannot be opened is no reason to refuse the store
+                fd = self._fs.open(path)
+                try:
+                    state = self._fs.state(fd)
+                finally:
+                    self._fs.close(fd)
+                if state.regular:
+                    found.append((state.mtime_ns, path, state.size))
+        return {path: size for _, path, size in sorted(found)}

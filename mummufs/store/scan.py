@@ -85,14 +85,8 @@ def _header(fd: int, name: str) -> RangeHeader | None:
 def main(directory: str) -> int:
     """Write the records of a store to standard output."""
     os.nice(_NICENESS)
-    pending = bytearray()
-    with open(1, "wb", buffering=0, closefd=False) as out:
-        for header in scan(directory):
-            pending += pack_record(header)
-            if len(pending) >= _WRITE_BYTES:
-                out.write(pending)
-                pending.clear()
-        out.write(pending)
+    with open(1, "wb", buffering=_WRITE_BYTES, closefd=False) as out:  # a raw file may write less than it is given
+        out.writelines(map(pack_record, scan(directory)))
     return 0
 
 

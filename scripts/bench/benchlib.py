@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import mmap
@@ -25,6 +26,7 @@ from mummufs.units import parse_size
 STATE_DIRECTORY = Path("/run/mummufs-bench")
 COMMAND_TIMEOUT_S = 120.0
 GONE_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 20.0
 POLL_S = 0.02
 
 
@@ -67,18 +69,38 @@ def require_root(what: str) -> None:
         raise click.UsageError(f"{what} needs loop devices and mounts: run it as root")
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """SIGTERM raises SystemExit(1), as SIGINT raises KeyboardInterrupt, so that clean-up in `finally` runs."""
+    """The first SIGINT or SIGTERM raises SystemExit(1), so that clean-up runs; later ones do not disturb it."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         sys.exit(1)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = [(number, signal.signal(number, end)) for number in SIGNALS]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """SIGINT and SIGTERM are held back until the end: for a step that cannot be undone when half done."""
+    held: list[int] = []
+    before = [(number, signal.signal(number, lambda number, _frame: held.append(number))) for number in SIGNALS]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+        if held:
+            signal.raise_signal(held[0])
 
 
 def is_mounted(path: Path) -> bool:
@@ -98,12 +120,13 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = GONE
 class UndoList:
     """What a stand-in has set up, on disk, so that `stop` in another process can take it down in reverse.
 
-    A step is a pair (kind, subject): ("umount", path), ("detach", loop device), ("rmdir", path),
-    ("unlink", path), ("process", "pid start-ticks").
+    A step is a pair (kind, subject): ("umount", path), ("detach", image), ("rmdir", path), ("unlink", path),
+    ("process", "pid start-ticks").
     """
 
     def __init__(self, kind: str, directory: Path) -> None:
-        """The list of the stand-in of this kind that is mounted at `directory`."""
+        """The list of the stand-in of this kind that is mounted at `directory`. Raises UsageError unless root asks."""
+        require_root("a stand-in")
         key = hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]
         self.name = f"{kind}-{key}"
         self.path = STATE_DIRECTORY / f"{self.name}.json"
@@ -121,7 +144,7 @@ class UndoList:
         return True
 
     def add(self, kind: str, subject: str | os.PathLike[str]) -> None:
-        """Note a step, before or right after it was done: undoing one that never happened is harmless."""
+        """Note a step before it is done: undoing one that never happened is harmless."""
         self._steps.append((kind, os.fspath(subject)))
         self.save()
 
@@ -136,7 +159,10 @@ class UndoList:
         """Undo every step, the last first. Raises ClickException at one that cannot be undone; then call it again."""
         while self._steps:
             kind, subject = self._steps[-1]
-            _UNDO[kind](subject)
+            try:
+                _UNDO[kind](subject)
+            except OSError as error:
+                raise click.ClickException(f"cannot undo {kind} {subject}: {error.strerror}") from None
             self._steps.pop()
             self.save()
         self.path.unlink(missing_ok=True)
@@ -151,21 +177,30 @@ def _umount(path: str) -> None:
         run("umount", path)
 
 
-def attach_loop(image: Path) -> str:
+def attach_loop(image: Path, undo: UndoList) -> str:
     """A loop device over `image` that bypasses its page cache. Raises ClickException where direct I/O is refused."""
+    undo.add("detach", image)
     device = run("losetup", "--find", "--show", "--direct-io=on", image)
     if Path(f"/sys/block/{Path(device).name}/loop/dio").read_text().strip() != "1":
-        detach_loop(device)
         raise click.ClickException(f"the file system of {image} does not allow direct I/O: use another directory")
     return device
 
 
-def detach_loop(device: str) -> None:
-    """Detach a loop device and wait until it is gone. Nothing if it is not attached."""
-    attached = Path(f"/sys/block/{Path(device).name}/loop/backing_file")
-    if attached.exists():
-        run("losetup", "--detach", device)
-        wait_until(lambda: not attached.exists(), f"{device} to be free")
+def _detach(image: str) -> None:
+    """Detach every loop device over an image and wait until it is gone."""
+    for attached in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            if attached.read_text().rstrip("\n") != image:
+                continue
+        except OSError:
+            continue  # detached since it was listed
+        device = attached.parent.parent.name
+        run("losetup", "--detach", f"/dev/{device}")
+        wait_until(functools.partial(_is_missing, attached), f"/dev/{device} to be free")
+
+
+def _is_missing(path: Path) -> bool:
+    return not path.exists()
 
 
 def _rmdir(path: str) -> None:
@@ -192,8 +227,11 @@ def _end_process(subject: str) -> None:
     def running() -> bool:
         return _start_ticks(int(pid)) == ticks
 
+    if not running():
+        return
+    os.kill(int(pid), signal.SIGTERM)
     try:
-        wait_until(lambda: not running(), f"process {pid} to end by itself", 2.0)
+        wait_until(lambda: not running(), f"process {pid} to end")
     except click.ClickException:
         os.kill(int(pid), signal.SIGKILL)
         wait_until(lambda: not running(), f"process {pid} to end")
@@ -201,7 +239,7 @@ def _end_process(subject: str) -> None:
 
 _UNDO: dict[str, Callable[[str], None]] = {
     "umount": _umount,
-    "detach": detach_loop,
+    "detach": _detach,
     "rmdir": _rmdir,
     "unlink": _unlink,
     "process": _end_process,
@@ -239,12 +277,13 @@ def pretouch(size: int) -> None:
     mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
 
 
-def spawn(command: Sequence[str | os.PathLike[str]], log: Path, ready: Callable[[], bool], timeout_s: float) -> str:
-    """Start a background process that outlives this one, and wait till `ready()`; returns the subject of its undo step.
+def spawn_mount(command: Sequence[str | os.PathLike[str]], mountpoint: Path, log: Path, undo: UndoList) -> None:
+    """Start a background process that outlives this one and mounts at `mountpoint`; returns when the mount is there.
 
     Raises ClickException with its words.
     """
-    with log.open("wb") as output:
+    undo.add("umount", mountpoint)  # what it leaves if it has to be killed
+    with log.open("wb") as output, signals_wait():
         process = subprocess.Popen(
             [os.fspath(word) for word in command],
             stdin=subprocess.DEVNULL,
@@ -252,12 +291,9 @@ def spawn(command: Sequence[str | os.PathLike[str]], log: Path, ready: Callable[
             stderr=output,
             start_new_session=True,
         )
-    try:
-        wait_until(lambda: ready() or process.poll() is not None, f"{command[0]} to come up", timeout_s)
-    except BaseException:
-        process.kill()
-        raise
+        undo.add("process", f"{process.pid} {_start_ticks(process.pid)}")
+    undo.add("umount", mountpoint)
+    wait_until(lambda: is_mounted(mountpoint) or process.poll() is not None, f"{mountpoint}", START_TIMEOUT_S)
     if process.poll() is not None:
-        raise click.ClickException(f"{command[1]} ended at once: {log.read_text(errors='replace').strip()}")
+        raise click.ClickException(f"{mountpoint} was not mounted: {log.read_text(errors='replace').strip()}")
     process.returncode = 0  # it is meant to outlive us: no warning about a child that still runs
-    return f"{process.pid} {_start_ticks(process.pid)}"

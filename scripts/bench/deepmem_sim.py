@@ -23,10 +23,9 @@ from scripts.bench.benchlib import (
     attach_loop,
     empty_directory,
     mount_tmpfs,
-    require_root,
     run,
     signals_raise,
-    spawn,
+    spawn_mount,
 )
 from scripts.bench.launch import REPOSITORY
 
@@ -34,7 +33,6 @@ KIND = "deepmem"
 DISKS = 4
 TMPFS_MARGIN_BYTES = 64 << 20
 DISK_SIZE_MIN_BYTES = 128 << 20
-START_TIMEOUT_S = 20.0
 
 
 def start(directory: Path, size_per_disk: int, images: Path | None = None, *, fast: bool = False) -> None:
@@ -79,25 +77,14 @@ def _add_disk(number: int, images: Path, work: Path, size: int, undo: UndoList) 
         image,
         mountpoint,
     ]
-    disk = mountpoint / "disk"
-    process = spawn(command, work / f"disk{number}.log", lambda: _is_disk(disk, size), START_TIMEOUT_S)
+    spawn_mount(command, mountpoint, work / f"disk{number}.log", undo)
     undo.facts.setdefault("controls", []).append(str(mountpoint / "control"))
-    undo.add("process", process)
-    undo.add("umount", mountpoint)
-    device = attach_loop(disk)
-    undo.add("detach", device)
+    device = attach_loop(mountpoint / "disk", undo)
     queue = Path(f"/sys/block/{Path(device).name}/queue")
     (queue / "rotational").write_text("1")
     if "mq-deadline" in (queue / "scheduler").read_text():
         (queue / "scheduler").write_text("mq-deadline")  # what sorts and merges for a real disk
     return device
-
-
-def _is_disk(disk: Path, size: int) -> bool:
-    try:
-        return disk.stat().st_size == size
-    except OSError:
-        return False
 
 
 def stop(directory: Path) -> None:
@@ -136,7 +123,6 @@ DIRECTORY = click.argument("directory", type=click.Path(path_type=Path, resolve_
 @click.group(help=__doc__)
 def main() -> None:
     """The command line."""
-    require_root("deepmem-sim")
 
 
 @main.command("start")

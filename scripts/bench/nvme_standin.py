@@ -17,7 +17,6 @@ from scripts.bench.benchlib import (
     attach_loop,
     empty_directory,
     mount_tmpfs,
-    require_root,
     run,
     signals_raise,
 )
@@ -38,8 +37,7 @@ def start(directory: Path, size: int) -> None:
         image = work / "image"
         with image.open("wb") as file:
             file.truncate(size)
-        device = attach_loop(image)
-        undo.add("detach", device)
+        device = attach_loop(image, undo)
         run("mkfs.ext4", "-q", "-m", "0", "-E", "nodiscard", device)
         undo.add("umount", directory)
         # noinit_itable: no background thread writes inode tables while something is measured.
@@ -61,7 +59,6 @@ def stop(directory: Path) -> None:
 @click.group(help=__doc__)
 def main() -> None:
     """The command line."""
-    require_root("nvme-standin")
 
 
 @main.command("start")

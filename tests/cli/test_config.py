@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mummufs import config as configuration
 from mummufs import paths
 from mummufs.config import STORE_BYTES_DEFAULT, MountConfig, build, daemon_arguments
 from mummufs.core.errors import UsageError
@@ -141,7 +140,7 @@ def test_a_bad_value_is_refused(tree: Path, option: str, sentence: str) -> None:
 
 
 def test_a_bad_variable_is_refused_by_its_name(tree: Path) -> None:
-    with pytest.raises(UsageError, match="^MUMMU_DISK_CACHE_GB: 'much' is not"):
+    with pytest.raises(UsageError, match=r"^MUMMU_DISK_CACHE_GB: 'much' is not"):
         made(tree, environ={"MUMMU_DISK_CACHE_GB": "much"})
 
 
@@ -172,7 +171,11 @@ def test_contradicting_or_empty_long_options_are_refused(tree: Path) -> None:
 )
 def test_a_bad_place_is_refused(tree: Path, places: dict[str, str], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        made(tree, **places)
+        build(
+            str(tree / places.get("source", "source")),
+            str(tree / places.get("mountpoint", "mountpoint")),
+            environ={},
+        )
 
 
 @pytest.mark.parametrize(
@@ -215,7 +218,7 @@ def test_only_a_dead_mount_of_mummufs_counts_as_free(
 ) -> None:
     there = MountEntry(1, 0, (0, 9), "/", str(tree / "mountpoint"), "ro", fstype, "/slow", "ro")
     monkeypatch.setattr(paths, "read_mountinfo", lambda: [there])
-    monkeypatch.setattr(paths, "is_dead", lambda path: dead)
+    monkeypatch.setattr(paths, "is_dead", lambda _path: dead)
     if dead and fstype == "fuse.mummufs":
         assert made(tree).mountpoint == tree / "mountpoint"
     else:
@@ -224,7 +227,7 @@ def test_only_a_dead_mount_of_mummufs_counts_as_free(
 
 
 def test_a_source_that_may_not_be_read_is_refused(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths.os, "access", lambda path, mode: False)
+    monkeypatch.setattr("mummufs.paths.os.access", lambda _path, _mode: False)
     with pytest.raises(UsageError, match="may not be read by this user"):
         made(tree)
 
@@ -233,7 +236,7 @@ def test_a_failing_source_is_refused_with_its_reason(tree: Path, monkeypatch: py
     def fail(path: object, *, strict: bool = False) -> str:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(paths.os.path, "realpath", fail)
+    monkeypatch.setattr("mummufs.paths.os.path.realpath", fail)
     with pytest.raises(UsageError, match="cannot be used: Input/output error"):
         made(tree)
 
@@ -251,7 +254,7 @@ def test_the_daemon_gets_the_same_settings(
 ) -> None:
     config = replace(
         made(tree, "rw,noexec,nosuid,policy=lru,read_ahead=0"),
-        store_dir=Path(configuration.writable_place("x", f"{tree}/new/{store}", directory=True)),
+        store_dir=Path(paths.writable_place("x", f"{tree}/new/{store}", directory=True)),
         fsname=fsname,
         store_bytes=size,
         settle_s=settle / 1000,

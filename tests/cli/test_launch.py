@@ -25,7 +25,7 @@ FD = "import os, signal, sys; fd = int(sys.argv[sys.argv.index('--ready-fd') + 1
 DAEMON = """
 import os, sys, types
 fake = types.ModuleType("mummufs.mount")
-def run(config, ready):
+def run(config, ready, *, background):
     {body}
     return 0
 fake.run = run
@@ -53,7 +53,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[b
             super().__init__(*args, **kwargs)  # type: ignore[call-overload]
             found.append(self)
 
-    monkeypatch.setattr(launch.subprocess, "Popen", Recorded)
+    monkeypatch.setattr("mummufs.launch.subprocess.Popen", Recorded)
     yield found
     for process in found:
         try:
@@ -106,13 +106,13 @@ def test_a_failure_arrives_as_its_sentence(
 def test_an_early_end_is_told_with_the_last_line_printed(config: MountConfig) -> None:
     code = "sys.stderr.write('first\\nlibfuse is missing\\n'); sys.exit(3)"
     with pytest.raises(
-        MummufsError, match="ended with exit code 3 before the mount was ready: libfuse is missing$"
+        MummufsError, match=r"ended with exit code 3 before the mount was ready: libfuse is missing$"
     ):
         start_daemon(program(code), config, {})
 
 
 def test_an_end_by_a_signal_is_told(config: MountConfig) -> None:
-    with pytest.raises(MummufsError, match="ended by signal 9 before the mount was ready$"):
+    with pytest.raises(MummufsError, match=r"ended by signal 9 before the mount was ready$"):
         start_daemon(program("os.kill(os.getpid(), signal.SIGKILL)"), config, {})
 
 
@@ -122,7 +122,7 @@ def test_with_a_log_file_the_output_goes_there(config: MountConfig, tmp_path: Pa
     with pytest.raises(MummufsError, match=f"; see '{log}'$"):
         start_daemon(program("print('said', flush=True); sys.exit(1)"), replace(config, log_file=log), {})
     assert log.read_text() == "earlier\nsaid\n"
-    with pytest.raises(UsageError, match="the log file .* cannot be written: No such file"):
+    with pytest.raises(UsageError, match=r"the log file .* cannot be written: No such file"):
         start_daemon(program(""), replace(config, log_file=tmp_path / "absent" / "log"), {})
 
 
@@ -169,7 +169,7 @@ def test_a_mount_that_does_not_answer_is_told(
     config: MountConfig, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks_mounted(config, monkeypatch)
-    monkeypatch.setattr(launch, "probe", lambda path, timeout_s: TimeoutError(110, "no answer"))
+    monkeypatch.setattr(launch, "probe", lambda _path, _timeout_s: TimeoutError(110, "no answer"))
     code = """os.write(fd, b'{"ok": true}\\n'); signal.pause()"""
     with pytest.raises(MummufsError, match=r"is mounted but does not answer \(no answer\)"):
         start_daemon(program(code), config, {})
@@ -204,7 +204,7 @@ def test_the_whole_way_to_a_ready_daemon(
         f"open({str(tmp_path / 'got')!r}, 'w').write(repr(config)); ready({{'ok': True}}); print('unheard')"
     )
     looks_mounted(config, monkeypatch)
-    monkeypatch.setattr(launch, "is_dead", lambda path: False)
+    monkeypatch.setattr(launch, "is_dead", lambda _path: False)
     monkeypatch.setattr(launch, "daemon_command", lambda config: whole(body, config))
     assert mount_in_background(config, {}) == [PASS_THROUGH_NOTE]
     assert (tmp_path / "got").read_text() == repr(replace(config, foreground=True))
@@ -217,7 +217,7 @@ def test_the_whole_way_to_a_failure(
 ) -> None:
     body = f"from mummufs.core.errors import {name}; raise {name}('it is full')"
     monkeypatch.setattr(launch, "daemon_command", lambda config: whole(body, config))
-    with pytest.raises(MummufsError, match="^it is full$") as caught:
+    with pytest.raises(MummufsError, match=r"^it is full$") as caught:
         mount_in_background(replace(config, store_dir=Path("/x")), {})
     assert type(caught.value) is kind
 
@@ -254,7 +254,7 @@ def test_dead_mounts_are_cleared_away_one_by_one(
     entry = MountEntry(1, 0, (0, 9), "/", str(config.mountpoint), "ro", "fuse.mummufs", "src", "ro")
     entries = [entry, entry]
     monkeypatch.setattr(launch, "read_mountinfo", lambda: entries)
-    monkeypatch.setattr(launch, "is_dead", lambda path: True)
+    monkeypatch.setattr(launch, "is_dead", lambda _path: True)
 
     def detach(mountpoint: Path, *, lazy: bool) -> None:
         assert (mountpoint, lazy) == (config.mountpoint, True)

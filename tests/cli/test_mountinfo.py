@@ -181,6 +181,9 @@ def test_a_file_on_a_detached_mount_is_found_by_the_mount_s_id(tmp_path: Path) -
     proc.process("10", 1, UNMOUNTED, fds={4: 999991})
     assert holders((0, 99), proc=proc.root) == []
     assert [h.pid for h in holders((0, 99), mount_ids=[999991], proc=proc.root)] == [10]
+    # The same id may meanwhile be that of another mount, here of one in another namespace.
+    proc.process("11", 5, b"999991 1 0:77 / /new ro - fuse.mummufs /other ro\n")
+    assert holders((0, 99), mount_ids=[999991], proc=proc.root) == []
 
 
 def test_a_process_that_may_not_be_looked_at_is_left_out(tmp_path: Path) -> None:

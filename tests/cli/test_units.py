@@ -61,7 +61,7 @@ def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
     ],
 )
 def test_what_is_no_size_is_refused_by_name(text: str) -> None:
-    with pytest.raises(UsageError, match="^store_size: "):
+    with pytest.raises(UsageError, match=r"^store_size: "):
         parse_size("store_size", text)
 
 
@@ -83,7 +83,7 @@ def test_gib_are_plain_numbers(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["64G", "-1", "", "many"])
 def test_gib_with_a_unit_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="^store_gb: .* is not a number of GiB"):
+    with pytest.raises(UsageError, match=r"^store_gb: .* is not a number of GiB"):
         parse_gib("store_gb", text)
 
 
@@ -97,14 +97,14 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "s", "-1s", "1d", "soon", "9000000h"])
 def test_what_is_no_duration_is_refused_by_name(text: str) -> None:
-    with pytest.raises(UsageError, match="^settle: "):
+    with pytest.raises(UsageError, match=r"^settle: "):
         parse_duration("settle", text)
 
 
 @pytest.mark.parametrize("text", ["0", "17", "-1", "4.0", "four", ""])
 def test_counts_keep_to_their_bounds(text: str) -> None:
     assert parse_count("source_reads", "16", 1, 16) == 16
-    with pytest.raises(UsageError, match="^source_reads: .* from 1 to 16"):
+    with pytest.raises(UsageError, match=r"^source_reads: .* from 1 to 16"):
         parse_count("source_reads", text, 1, 16)
 
 

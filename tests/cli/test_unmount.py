@@ -132,7 +132,7 @@ def test_a_daemon_that_stays_for_no_known_reason_is_told(machine: Machine) -> No
 
 
 def test_only_mounts_of_mummufs_are_ended(machine: Machine) -> None:
-    with pytest.raises(MummufsError, match="^nothing is mounted at '/other'$") as caught:
+    with pytest.raises(MummufsError, match=r"^nothing is mounted at '/other'$") as caught:
         mummufs_mount(Path("/other"))
     assert not isinstance(caught.value, UsageError)
     machine.entries = [ENTRY, ENTRY._replace(fstype="ext4")]
@@ -149,7 +149,7 @@ def test_a_nul_in_a_path_is_refused() -> None:
 def test_errors_of_the_system_call(
     monkeypatch: pytest.MonkeyPatch, number: int, kind: type[MummufsError]
 ) -> None:
-    monkeypatch.setattr(unmount, "_umount2", lambda mountpoint, lazy: number)
+    monkeypatch.setattr(unmount, "_umount2", lambda _mountpoint, _lazy: number)
     with pytest.raises(MummufsError) as caught:
         detach(MOUNTPOINT, lazy=False)
     assert type(caught.value) is kind
@@ -164,7 +164,7 @@ def fusermount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> 
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(unmount, "_umount2", lambda mountpoint, lazy: errno.EPERM)
+    monkeypatch.setattr(unmount, "_umount2", lambda _mountpoint, _lazy: errno.EPERM)
 
 
 def test_a_user_unmounts_by_fusermount3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_what_fusermount3_says_is_passed_on(
 
 def test_without_fusermount3_a_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(unmount, "_umount2", lambda mountpoint, lazy: errno.EPERM)
+    monkeypatch.setattr(unmount, "_umount2", lambda _mountpoint, _lazy: errno.EPERM)
     with pytest.raises(MummufsError, match="fusermount3 is not installed"):
         detach(MOUNTPOINT, lazy=False)
 

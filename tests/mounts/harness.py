@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any, Self
 
 import pytest
 
+from mummufs import control
 from tests.support.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -111,7 +111,7 @@ class Mounted:
         """Mount, and wait until the store has been accounted for."""
         done = run(*self.arguments(), check=False)
         assert done.returncode == 0, done.stderr + self.log.read_text()
-        self.pid = int(self.status()["pid"])
+        self.pid = self.status()["pid"]
         if self.store is not None:
             wait_for(self.status, lambda s: s["state"] == "normal")
 
@@ -151,9 +151,8 @@ class Mounted:
     # ------------------------------------------------------------------ looking
 
     def status(self) -> dict[str, Any]:
-        """`mummufs status --json`."""
-        answer: dict[str, Any] = json.loads(run("status", self.mountpoint, "--json").stdout)
-        return answer
+        """What `mummufs status --json` prints, asked for without a process each time."""
+        return control.request(self.mountpoint, "status")
 
     def settle(self) -> dict[str, Any]:
         """Wait until nothing is being parsed, filled or evicted; the status then."""

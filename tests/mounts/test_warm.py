@@ -44,7 +44,7 @@ def test_second_pass_and_remount_never_touch_the_source(tree: Path, store: Path)
             m.read(name)
         m.settle()
         assert in_ranges(under.reads(clear=True), tree), "the first pass came from the source"
-        m.drop_pages()
+        m.drop_pages(*models)
         for name in models:
             assert m.read(name) == (tree / name).read_bytes()
         assert in_ranges(under.reads(clear=True), tree) == []

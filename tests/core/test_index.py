@@ -1,0 +1,270 @@
+"""The index as a state machine: every sequence of calls keeps the budget, the order and the transition table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mummufs.core.errors import TransitionError
+from mummufs.core.hotness import COLD
+from mummufs.core.index import (
+    TRANSITIONS,
+    WATERMARK_HIGH,
+    WATERMARK_LOW,
+    CacheIndex,
+    Decision,
+    Event,
+    FillPlan,
+    State,
+)
+from mummufs.core.policy import POLICIES, HotnessPolicy, Policy
+from mummufs.core.ranges import PAGE_SIZE, FileId, RangeKey, Version
+
+BUDGET = 24 * PAGE_SIZE
+OLD, NEW = Version(1 << 20, 1, 1), Version(1 << 20, 2, 2)
+
+
+def _key(i: int, pages: int = 3) -> RangeKey:
+    return RangeKey(FileId(1, i), 0, pages * PAGE_SIZE)
+
+
+KEYS = [_key(i, 1 + i % 5) for i in range(14)]
+
+
+def _charge(key: RangeKey) -> int:
+    return key.size + PAGE_SIZE
+
+
+@dataclass
+class _Known:
+    """What the model knows of a range that is not absent."""
+
+    state: State
+    charge: int
+    version: Version
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Random calls against plain dictionaries that remember everything."""
+
+    policy_name = "hotness"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = CacheIndex(BUDGET, POLICIES[self.policy_name](BUDGET))
+        self.policy: Policy = POLICIES[self.policy_name](BUDGET)
+        self.known: dict[RangeKey, _Known] = {}
+        self.dates: dict[RangeKey, tuple[float, int]] = {}
+        self.overhead = 0
+        self.touches = 0
+
+    # ------------------------------------------------------------------ the model
+
+    def bytes_in(self, *states: State) -> int:
+        return sum(known.charge for known in self.known.values() if known.state in states)
+
+    @property
+    def free(self) -> int:
+        return BUDGET - self.overhead - self.bytes_in(State.RESIDENT, State.EVICTING, State.FILLING)
+
+    def coldest_first(self) -> list[RangeKey]:
+        resident = [key for key, known in self.known.items() if known.state is State.RESIDENT]
+        return sorted(resident, key=lambda key: (*self.dates.get(key, (COLD, 0)), key))
+
+    def in_state(self, state: State) -> list[RangeKey]:
+        return sorted(key for key, known in self.known.items() if known.state is state)
+
+    def check_plan(self, key: RangeKey, version: Version, plan: FillPlan) -> None:
+        """Every promise of `plan_fill`, from the model alone."""
+        known, charge = self.known.get(key), _charge(key)
+        stale = known is not None and known.state is State.RESIDENT and known.version != version
+        if charge > BUDGET - self.overhead:
+            assert plan == FillPlan(Decision.TOO_LARGE)
+            return
+        if known is not None and known.state is State.EVICTING:
+            assert plan == FillPlan(Decision.ROOM)
+            return
+        if known is not None and not stale:
+            assert plan == FillPlan(Decision.PRESENT)
+            return
+        others = [k for k in self.coldest_first() if k != key]
+        first = [key] if stale else []
+        victims = list(plan.victims)
+        to_come = self.free + self.bytes_in(State.EVICTING)
+        if plan.decision is Decision.NO_VICTIMS:
+            assert not victims
+            assert to_come + sum(self.known[k].charge for k in [*first, *others]) < charge
+            return
+        assert victims == first + others[: len(victims) - len(first)], "the stale file, then the coldest"
+        room = to_come + sum(self.known[k].charge for k in victims)
+        assert room >= charge, "with the victims gone there is room"
+        if victims[len(first) :]:
+            assert room - self.known[victims[-1]].charge < charge, "and none goes for nothing"
+        ready = not victims and charge <= self.free
+        assert plan.decision is (Decision.READY if ready else Decision.ROOM)
+
+    # ------------------------------------------------------------------ the calls
+
+    @rule(key=st.sampled_from(KEYS), version=st.sampled_from([OLD, NEW]))
+    def fill(self, key: RangeKey, version: Version) -> None:
+        plan = self.index.plan_fill(key, _charge(key), version)
+        self.check_plan(key, version, plan)
+        if plan.decision is Decision.READY:
+            self.index.begin_fill(key, _charge(key), version)
+            self.known[key] = _Known(State.FILLING, _charge(key), version)
+            assert self.free >= 0, "a fill never passes the budget"
+        for victim in plan.victims:
+            self.begin_evict(victim)
+
+    @precondition(lambda self: self.in_state(State.FILLING))
+    @rule(data=st.data(), whole=st.booleans())
+    def end_fill(self, data: st.DataObject, whole: bool) -> None:
+        key = data.draw(st.sampled_from(self.in_state(State.FILLING)))
+        if whole:
+            self.index.commit_fill(key)
+            self.known[key].state = State.RESIDENT
+        else:
+            self.index.abort_fill(key)
+            del self.known[key]
+
+    @rule(key=st.sampled_from(KEYS), size=st.integers(0, 8 * PAGE_SIZE), hit=st.booleans())
+    def touch(self, key: RangeKey, size: int, hit: bool) -> None:
+        self.index.touch(key, size, hit=hit)
+        if size == 0:
+            return
+        if hit:
+            self.policy.hit(size)
+        self.touches += 1
+        date = self.policy.date(self.dates.get(key, (COLD, 0))[0], min(1.0, size / key.size), self.touches)
+        self.dates[key] = date, self.touches
+
+    @rule(key=st.sampled_from(KEYS), version=st.sampled_from([OLD, NEW]))
+    def restore(self, key: RangeKey, version: Version) -> None:
+        assert self.index.restore(key, _charge(key), version) == (key not in self.known)
+        self.known.setdefault(key, _Known(State.RESIDENT, _charge(key), version))
+
+    @rule(pages=st.integers(0, 6))
+    def set_overhead(self, pages: int) -> None:
+        self.overhead = pages * PAGE_SIZE
+        self.index.set_overhead(self.overhead)
+
+    @rule()
+    def evict_in_the_background(self) -> None:
+        victims = list(self.index.plan_eviction())
+        taken = BUDGET - self.free - self.bytes_in(State.EVICTING)
+        assert victims == self.coldest_first()[: len(victims)]
+        if taken <= WATERMARK_HIGH * BUDGET:
+            assert not victims
+            return
+        after = taken - sum(self.known[key].charge for key in victims)
+        assert after <= WATERMARK_LOW * BUDGET or victims == self.coldest_first()
+        if victims:
+            assert after + self.known[victims[-1]].charge > WATERMARK_LOW * BUDGET
+        for key in victims:
+            self.begin_evict(key)
+
+    def begin_evict(self, key: RangeKey) -> None:
+        assert self.index.begin_evict(key) == self.known[key].charge
+        self.known[key].state = State.EVICTING
+
+    @precondition(lambda self: self.in_state(State.EVICTING))
+    @rule(data=st.data())
+    def finish_evict(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.in_state(State.EVICTING)))
+        self.index.finish_evict(key)
+        del self.known[key]
+
+    @rule(key=st.sampled_from(KEYS), event=st.sampled_from(Event))
+    def a_transition_out_of_the_table_changes_nothing(self, key: RangeKey, event: Event) -> None:
+        state = self.index.state(key)
+        if (state, event) in TRANSITIONS or event is Event.RESTORE or (event is Event.BEGIN_FILL and self.free < 0):
+            return
+        with pytest.raises(TransitionError):
+            _send(self.index, event, key, charge=0)
+
+    # ------------------------------------------------------------------ after every call
+
+    @invariant()
+    def the_index_and_the_model_agree(self) -> None:
+        self.index._check()
+        statistics = self.index.statistics()
+        assert statistics.used_bytes == self.bytes_in(State.RESIDENT, State.EVICTING)
+        assert statistics.filling_bytes == self.bytes_in(State.FILLING)
+        assert statistics.overhead_bytes == self.overhead
+        assert self.index.free_bytes == self.free
+        assert list(self.index.resident_keys()) == self.coldest_first()
+        assert statistics.ghosts == len(self.dates.keys() - self.known.keys())
+        for key in KEYS:
+            known = self.known.get(key)
+            assert self.index.state(key) is (known.state if known else State.ABSENT)
+            served = known is not None and known.state is State.RESIDENT
+            assert self.index.is_resident(key, OLD) == (served and known is not None and known.version == OLD)
+
+
+class LruIndexMachine(IndexMachine):
+    """The same under the other policy."""
+
+    policy_name = "lru"
+
+
+_SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHotnessIndex = IndexMachine.TestCase
+TestHotnessIndex.settings = _SETTINGS
+TestLruIndex = LruIndexMachine.TestCase
+TestLruIndex.settings = _SETTINGS
+
+
+# ---------------------------------------------------------------------- transitions
+
+
+def _send(index: CacheIndex, event: Event, key: RangeKey, charge: int = PAGE_SIZE) -> object:
+    calls: dict[Event, Callable[[], object]] = {
+        Event.BEGIN_FILL: lambda: index.begin_fill(key, charge, OLD),
+        Event.COMMIT_FILL: lambda: index.commit_fill(key),
+        Event.ABORT_FILL: lambda: index.abort_fill(key),
+        Event.RESTORE: lambda: index.restore(key, charge, OLD),
+        Event.BEGIN_EVICT: lambda: index.begin_evict(key),
+        Event.FINISH_EVICT: lambda: index.finish_evict(key),
+    }
+    return calls[event]()
+
+
+_WAY_TO = {
+    State.ABSENT: (),
+    State.FILLING: (Event.BEGIN_FILL,),
+    State.RESIDENT: (Event.BEGIN_FILL, Event.COMMIT_FILL),
+    State.EVICTING: (Event.RESTORE, Event.BEGIN_EVICT),
+}
+
+
+@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("state", State)
+def test_only_the_transitions_of_the_table_exist(state: State, event: Event) -> None:
+    index, key = CacheIndex(BUDGET, HotnessPolicy(BUDGET)), KEYS[0]
+    for step in _WAY_TO[state]:
+        _send(index, step, key)
+    before = index.statistics()
+    assert index.state(key) is state
+    if (state, event) in TRANSITIONS:
+        assert _send(index, event, key) is not False
+        assert index.state(key) is TRANSITIONS[state, event]
+    elif event is Event.RESTORE:  # a scan finds what is known already, and is told so
+        assert _send(index, event, key) is False
+        assert index.statistics() == before
+    else:
+        with pytest.raises(TransitionError, match=f"{event.value} of a range that is {state.value}"):
+            _send(index, event, key)
+        assert index.statistics() == before
+    index._check()
+
+
+def test_a_fill_without_room_is_a_programmers_error() -> None:
+    index = CacheIndex(BUDGET, HotnessPolicy(BUDGET))
+    with pytest.raises(AssertionError, match="plan_fill comes first"):
+        index.begin_fill(KEYS[0], BUDGET + 1, OLD)
+    assert index.state(KEYS[0]) is State.ABSENT

@@ -1,0 +1,186 @@
+"""What the index decides, case by case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mummufs.core import index as module
+from mummufs.core.index import VICTIMS_MAX, WATERMARK_LOW, CacheIndex, Decision, FillPlan, State
+from mummufs.core.policy import HotnessPolicy, LruPolicy, Policy
+from mummufs.core.ranges import PAGE_SIZE, FileId, RangeKey, Version
+
+BUDGET = 24 * PAGE_SIZE
+OLD, NEW = Version(1 << 20, 1, 1), Version(1 << 20, 2, 2)
+
+
+def _key(i: int, pages: int = 3) -> RangeKey:
+    return RangeKey(FileId(1, i), 0, pages * PAGE_SIZE)
+
+
+KEYS = [_key(i, 1 + i % 5) for i in range(14)]
+
+
+def _charge(key: RangeKey) -> int:
+    return key.size + PAGE_SIZE
+
+
+def _fill(index: CacheIndex, key: RangeKey, version: Version = OLD) -> tuple[RangeKey, ...]:
+    """Fill a range as the engine does; the victims that made room for it."""
+    plan = index.plan_fill(key, _charge(key), version)
+    for victim in plan.victims:
+        index.begin_evict(victim)
+        index.finish_evict(victim)
+    assert index.plan_fill(key, _charge(key), version).decision is Decision.READY
+    index.begin_fill(key, _charge(key), version)
+    index.commit_fill(key)
+    index._check()
+    return plan.victims
+
+
+def test_what_is_larger_than_the_budget_is_declined_at_once() -> None:
+    index = CacheIndex(BUDGET, HotnessPolicy(BUDGET))
+    assert index.plan_fill(KEYS[0], BUDGET, OLD) == FillPlan(Decision.READY)
+    assert index.plan_fill(KEYS[0], BUDGET + 1, OLD) == FillPlan(Decision.TOO_LARGE)
+    index.set_overhead(PAGE_SIZE)
+    assert index.plan_fill(KEYS[0], BUDGET, OLD) == FillPlan(Decision.TOO_LARGE)
+
+
+def test_a_store_full_of_fills_has_no_victims() -> None:
+    index = CacheIndex(4 * PAGE_SIZE, HotnessPolicy(BUDGET))
+    index.begin_fill(_key(0), 4 * PAGE_SIZE, OLD)
+    assert index.plan_fill(_key(1), PAGE_SIZE, OLD) == FillPlan(Decision.NO_VICTIMS)
+    index.commit_fill(_key(0))
+    assert index.plan_fill(_key(1), PAGE_SIZE, OLD) == FillPlan(Decision.ROOM, (_key(0),))
+    index.begin_evict(_key(0))
+    assert index.plan_fill(_key(1), PAGE_SIZE, OLD) == FillPlan(Decision.ROOM), "it only has to wait"
+
+
+def test_another_version_is_filled_in_place_of_the_stale_file() -> None:
+    index = CacheIndex(BUDGET, HotnessPolicy(BUDGET))
+    _fill(index, KEYS[1], OLD)
+    assert index.plan_fill(KEYS[1], _charge(KEYS[1]), OLD) == FillPlan(Decision.PRESENT)
+    assert index.plan_fill(KEYS[1], _charge(KEYS[1]), NEW) == FillPlan(Decision.ROOM, (KEYS[1],))
+    assert _fill(index, KEYS[1], NEW) == (KEYS[1],)
+    assert index.is_resident(KEYS[1], NEW) and not index.is_resident(KEYS[1], OLD)
+
+
+def test_after_a_restore_over_the_budget_no_fill_begins_until_it_is_met() -> None:
+    index = CacheIndex(8 * PAGE_SIZE, HotnessPolicy(BUDGET))
+    keys = [_key(i, 1) for i in range(20)]
+    for key in keys[:10]:
+        index.restore(key, _charge(key), OLD)
+    assert index.free_bytes == -12 * PAGE_SIZE
+    assert index.plan_fill(keys[10], _charge(keys[10]), OLD).decision is Decision.ROOM
+    with pytest.raises(AssertionError, match="no room"):
+        index.begin_fill(keys[10], _charge(keys[10]), OLD)
+    for key in index.plan_eviction():
+        index.begin_evict(key)
+        assert index.plan_fill(keys[10], _charge(keys[10]), OLD).decision is not Decision.READY
+    for key in keys[:10]:
+        if index.state(key) is State.EVICTING:
+            index.finish_evict(key)
+    assert index.statistics().used_bytes <= WATERMARK_LOW * 8 * PAGE_SIZE
+    assert len(_fill(index, keys[10])) <= 1
+    assert index.free_bytes >= 0
+
+
+def test_one_plan_names_a_bounded_number_of_victims() -> None:
+    count = VICTIMS_MAX + 50
+    index = CacheIndex(count * 2 * PAGE_SIZE, HotnessPolicy(BUDGET))
+    for i in range(count):
+        index.restore(_key(i, 1), 2 * PAGE_SIZE, OLD)
+    assert len(index.plan_fill(_key(9999), index.budget_bytes, OLD).victims) == VICTIMS_MAX
+    index.set_overhead(index.budget_bytes)
+    assert len(index.plan_eviction()) == VICTIMS_MAX
+
+
+def test_heat_survives_eviction() -> None:
+    index = CacheIndex(BUDGET, HotnessPolicy(BUDGET))
+    hot, once = _key(0), _key(1)
+    for _ in range(5):
+        index.touch(hot, hot.size, hit=False)
+    _fill(index, hot)
+    index.begin_evict(hot)
+    index.finish_evict(hot)
+    index.touch(once, once.size, hit=False)
+    _fill(index, once)
+    _fill(index, hot)
+    assert list(index.resident_keys()) == [once, hot]
+
+
+def test_an_aborted_fill_keeps_its_heat() -> None:
+    index = CacheIndex(BUDGET, HotnessPolicy(BUDGET))
+    hot, once = _key(0), _key(1)
+    for _ in range(2):
+        index.touch(hot, hot.size, hit=False)
+    index.begin_fill(hot, _charge(hot), OLD)
+    index.touch(hot, hot.size, hit=False)
+    index.abort_fill(hot)
+    _fill(index, hot)
+    for _ in range(2):
+        index.touch(once, once.size, hit=False)
+    _fill(index, once)
+    assert list(index.resident_keys()) == [once, hot]
+
+
+@pytest.mark.parametrize("hit", [False, True])
+def test_forty_requests_of_one_pass_are_one_touch(hit: bool) -> None:
+    index = CacheIndex(BUDGET, HotnessPolicy(1 << 40))
+    pieces, whole, twice = _key(0, 40), _key(1, 40), _key(2, 40)
+    for key in (pieces, whole, twice):
+        index.restore(key, PAGE_SIZE, OLD)
+    for _ in range(40):
+        index.touch(pieces, PAGE_SIZE, hit=hit)
+    index.touch(whole, whole.size, hit=hit)
+    for _ in range(80):
+        index.touch(twice, PAGE_SIZE, hit=hit)
+    dates = {key: index._entries[key].date for key in (pieces, whole, twice)}
+    assert dates[pieces] == pytest.approx(dates[whole], abs=1e-6)
+    assert dates[twice] == pytest.approx(dates[whole] + 1, abs=1e-6)
+
+
+def test_of_equally_hot_ranges_the_least_recently_used_goes_first() -> None:
+    index = CacheIndex(BUDGET, HotnessPolicy(BUDGET))
+    for i in (2, 0, 1):
+        index.restore(_key(i), PAGE_SIZE, OLD)
+        index.touch(_key(i), _key(i).size, hit=False)
+    assert list(index.resident_keys()) == [_key(2), _key(0), _key(1)]
+
+
+@pytest.mark.parametrize(("policy", "survives"), [(HotnessPolicy, True), (LruPolicy, False)])
+def test_a_hot_expert_survives_a_sweep_under_hotness_and_not_under_lru(
+    policy: Callable[[int], Policy], survives: bool
+) -> None:
+    index = CacheIndex(4 * 4 * PAGE_SIZE, policy(4 * 4 * PAGE_SIZE))
+    hot, others = _key(0), [_key(i) for i in range(1, 5)]
+    index.touch(hot, hot.size, hit=False)
+    _fill(index, hot)
+    for _ in range(10):
+        index.touch(hot, hot.size, hit=True)
+    victims: list[RangeKey] = []
+    for key in others:
+        index.touch(key, key.size, hit=False)
+        victims += _fill(index, key)
+    assert victims == [others[0] if survives else hot]
+    assert index.is_resident(hot, OLD) == survives
+
+
+def test_restored_ranges_each_have_a_place_of_their_own() -> None:
+    """So that taking one out of the order of a big store does not search through its equals."""
+    index = CacheIndex(BUDGET, HotnessPolicy(BUDGET))
+    for key in KEYS:
+        index.restore(key, PAGE_SIZE, OLD)
+    index._check()
+    index.begin_evict(KEYS[7])
+    assert KEYS[7] not in set(index.resident_keys()) and len(list(index.resident_keys())) == len(KEYS) - 1
+
+
+def test_the_number_of_ghosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GHOSTS_MAX", 3)
+    index = CacheIndex(BUDGET, HotnessPolicy(BUDGET))
+    for i in (0, 1, 2, 0, 3):
+        index.touch(_key(i), 1, hit=False)
+    index._check()
+    assert set(index._ghosts) == {_key(0), _key(2), _key(3)}

@@ -1,0 +1,75 @@
+"""Run as a normal user: permissions of range files and folders are taken away while the mount is read.
+
+    python -m tests.mounts.as_user SOURCE STORE
+
+root may read whatever its permissions are, so this part of the store's faults needs somebody else.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.mounts.harness import Mounted
+
+USER = "nobody"
+
+
+def become(user: str) -> None:
+    """Be this user from now on, in all of its ids."""
+    who = pwd.getpwnam(user)
+    os.environ.pop("XDG_RUNTIME_DIR", None)
+    os.environ["HOME"] = "/"
+    os.setgroups([])
+    os.setresgid(who.pw_gid, who.pw_gid, who.pw_gid)
+    os.setresuid(who.pw_uid, who.pw_uid, who.pw_uid)
+
+
+def give(path: Path, user: str) -> None:
+    """Hand a tree to a user, and let others through to it."""
+    who = pwd.getpwnam(user)
+    for parent in path.parents:
+        if parent.stat().st_uid == os.getuid() and os.fspath(parent).startswith(tempfile.gettempdir() + "/"):
+            parent.chmod(0o755)
+    for found in (path, *path.rglob("*")):
+        os.chown(found, who.pw_uid, who.pw_gid)
+
+
+def check(source: Path, store: Path) -> None:
+    """Read, take permissions away, read again."""
+    with Mounted(source, store=store) as m:
+        names = [p.name for p in source.iterdir()]
+        for name in names:
+            assert m.read(name) == (source / name).read_bytes()
+        m.settle()
+        assert m.range_files()
+        for path in m.range_files():
+            path.chmod(0)
+        m.remount()
+        for name in names:
+            assert m.read(name) == (source / name).read_bytes()
+        assert m.settle()["errors"]["store"] > 0
+        folders = sorted(store.glob("ranges/*"))
+        for folder in folders:
+            folder.chmod(0)
+        m.drop_pages()
+        for name in names:
+            assert m.read(name) == (source / name).read_bytes()
+        m.settle()
+        for folder in folders:
+            folder.chmod(0o700)
+        for path in m.range_files():
+            path.chmod(0o600)
+        m.check_books()
+
+
+if __name__ == "__main__":
+    _source, _store = Path(sys.argv[1]), Path(sys.argv[2])
+    _store.mkdir()
+    give(_source, USER)
+    give(_store, USER)
+    become(USER)
+    check(_source, _store)
