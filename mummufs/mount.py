@@ -141,11 +141,10 @@ class _Daemon:
         if entry is None:  # someone unmounted it already
             return
         device = "{}:{}".format(*entry.device)
-        self._tuned = tuning.tune(
-            device,
-            self._config.read_ahead_bytes or tuning.READ_AHEAD_BYTES_DEFAULT,
-            self._config.max_background,
-        )
+        read_ahead = self._config.read_ahead_bytes
+        if read_ahead is None:
+            read_ahead = tuning.READ_AHEAD_BYTES_DEFAULT
+        self._tuned = tuning.tune(device, read_ahead, self._config.max_background)
 
     async def _watch_signals(self) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

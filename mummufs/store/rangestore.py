@@ -281,7 +281,7 @@ class RangeStore:
     def _remove(self, name: str) -> None:
         try:
             self._fs.unlink(name)
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):  # a directory in its place is somebody else's
             pass
 
     def _found_tables(self) -> dict[str, int]:
