@@ -157,9 +157,7 @@ def build(
         settle_s=_duration(values, "settle", SETTLE_S_DEFAULT),
         policy=_policy(values),
         manifest=existing_file("the manifest", values["manifest"]) if "manifest" in values else None,
-        log_file=writable_place("the log file", values["log_file"], directory=False)
-        if "log_file" in values
-        else None,
+        log_file=writable_place("the log file", values["log_file"], directory=False) if "log_file" in values else None,
         log_level=_log_level(values),
         fsname=values.get("fsname", source),
         mount_flags=parsed.mount_flags,

@@ -202,14 +202,10 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
 def _wait_answer(mountpoint: Path, deadline: float) -> None:
     there = mount_at(mountpoint, read_mountinfo())
     if there is None or there.fstype != FSTYPE:
-        raise MummufsError(
-            f"the daemon says that it is ready, but nothing of it is mounted at '{mountpoint}'"
-        )
+        raise MummufsError(f"the daemon says that it is ready, but nothing of it is mounted at '{mountpoint}'")
     error = probe(mountpoint, max(0.1, deadline - time.monotonic()))
     if error is not None:
-        raise MummufsError(
-            f"'{mountpoint}' is mounted but does not answer ({error.strerror}), so it was taken away"
-        )
+        raise MummufsError(f"'{mountpoint}' is mounted but does not answer ({error.strerror}), so it was taken away")
 
 
 def _stop(process: subprocess.Popen[bytes], mountpoint: Path) -> None:

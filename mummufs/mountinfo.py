@@ -72,9 +72,7 @@ def parse_mountinfo(data: bytes) -> list[MountEntry]:
             numbers = [int(text) for text in (fields[0], fields[1], major, minor)]
         except ValueError:
             continue
-        texts = [
-            _text(field) for field in (*fields[3:6], tail[0], tail[1], tail[2] if len(tail) > 2 else b"")
-        ]
+        texts = [_text(field) for field in (*fields[3:6], tail[0], tail[1], tail[2] if len(tail) > 2 else b"")]
         entries.append(MountEntry(numbers[0], numbers[1], (numbers[2], numbers[3]), *texts))
     return entries
 
@@ -163,9 +161,7 @@ def holders(
             views.setdefault(view, _mounts(proc, pid))
     seen = [entry for entries in views.values() for entry in entries]
     ids = {entry.mount_id for entry in seen if entry.device == device}
-    ids |= set(mount_ids) - {
-        entry.mount_id for entry in seen
-    }  # the kernel gives the ids of gone mounts to new ones
+    ids |= set(mount_ids) - {entry.mount_id for entry in seen}  # the kernel gives the ids of gone mounts to new ones
     found: list[Holder] = []
     idle: dict[View, Holder] = {}
     busy_views: set[View] = set()

@@ -44,9 +44,7 @@ def usable_mountpoint(text: str) -> Path:
     if there is not None:
         if there.fstype == FSTYPE and is_dead(path):
             return path
-        raise UsageError(
-            f"the mountpoint {text!r} is in use: {there.source!r} ({there.fstype}) is mounted there"
-        )
+        raise UsageError(f"the mountpoint {text!r} is in use: {there.source!r} ({there.fstype}) is mounted there")
     require_directory(path)
     return path
 
@@ -108,24 +106,16 @@ def check_places(source: Path, mountpoint: Path, store: Path | None) -> None:
         UsageError: one lies in another.
     """
     if source == mountpoint or _is_inside(mountpoint, source):
-        raise UsageError(
-            f"the mountpoint '{mountpoint}' lies in the source '{source}': the mount would show itself"
-        )
+        raise UsageError(f"the mountpoint '{mountpoint}' lies in the source '{source}': the mount would show itself")
     if _is_inside(source, mountpoint):
-        raise UsageError(
-            f"the source '{source}' lies in the mountpoint '{mountpoint}': the mount would hide it"
-        )
+        raise UsageError(f"the source '{source}' lies in the mountpoint '{mountpoint}': the mount would hide it")
     if store is None:
         return
     for name, place in (("source", source), ("mountpoint", mountpoint)):
         if store == place or _is_inside(store, place):
-            raise UsageError(
-                f"the store '{store}' lies in the {name} '{place}': put it elsewhere, on the fast device"
-            )
+            raise UsageError(f"the store '{store}' lies in the {name} '{place}': put it elsewhere, on the fast device")
         if _is_inside(place, store):
-            raise UsageError(
-                f"the {name} '{place}' lies in the store '{store}': give the store a directory of its own"
-            )
+            raise UsageError(f"the {name} '{place}' lies in the store '{store}': give the store a directory of its own")
 
 
 def _is_inside(inner: Path, outer: Path) -> bool:

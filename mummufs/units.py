@@ -36,9 +36,7 @@ def parse_size(what: str, text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     unit = (match[2] or "").upper() if match else ""
     if match is None or (not unit and "." in match[1]):
-        raise UsageError(
-            f"{what}: {text!r} is not a size; write bytes, or a number with K, M, G or T, such as 64G"
-        )
+        raise UsageError(f"{what}: {text!r} is not a size; write bytes, or a number with K, M, G or T, such as 64G")
     return _bounded(what, text, int(Fraction(match[1]) * _FACTORS[unit]))
 
 

@@ -96,10 +96,7 @@ def end_mount(mountpoint: Path, daemon_pid: int | None, *, lazy: bool, wait_s: f
         try:
             detach(mountpoint, lazy=lazy)
         except BusyError as error:
-            names = (
-                listing(holders(entry.device, mount_ids=ids, skip_pids=skip))
-                or "a mount below it or the kernel"
-            )
+            names = listing(holders(entry.device, mount_ids=ids, skip_pids=skip)) or "a mount below it or the kernel"
             raise BusyError(
                 f"'{mountpoint}' is busy: it is held by {names}; end that, or detach the mount with --lazy"
             ) from error

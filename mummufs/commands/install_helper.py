@@ -21,9 +21,7 @@ DIRECTORY_DEFAULT = "/sbin"
 
 @click.command("install-helper")
 @click.option("--remove", is_flag=True, help="Take the links away again.")
-@click.option(
-    "--dir", "directory", metavar="DIR", default=DIRECTORY_DEFAULT, show_default=True, help="Where to."
-)
+@click.option("--dir", "directory", metavar="DIR", default=DIRECTORY_DEFAULT, show_default=True, help="Where to.")
 def install_helper(remove: bool, directory: str) -> None:
     """Let mount(8) and fstab know the type fuse.mummufs."""
     script = Path(sys.executable).parent / SCRIPT_NAME
@@ -46,9 +44,7 @@ def install_links(directory: Path, script: Path) -> list[str]:
         OSError: the directory cannot be changed.
     """
     if not script.is_file():
-        raise MummufsError(
-            f"'{script}' is not there: install the package with pip into this environment first"
-        )
+        raise MummufsError(f"'{script}' is not there: install the package with pip into this environment first")
     links = [directory / name for name in LINK_NAMES]
     for link in links:
         if not _is_free(link) and not _is_ours(link, script) and not _is_abandoned(link):

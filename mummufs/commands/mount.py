@@ -23,12 +23,8 @@ _EPILOG = "Options of -o, besides mount(8)'s: " + ", ".join(
 @click.command(epilog=_EPILOG)
 @click.argument("source")
 @click.argument("mountpoint")
-@click.option(
-    "--store", metavar="DIR", help=f"Directory for range files, on the NVMe. Default: ${STORE_ENV}."
-)
-@click.option(
-    "--store-size", metavar="SIZE", help=f"The store's budget, such as 64G. Default: ${STORE_GB_ENV} or 64G."
-)
+@click.option("--store", metavar="DIR", help=f"Directory for range files, on the NVMe. Default: ${STORE_ENV}.")
+@click.option("--store-size", metavar="SIZE", help=f"The store's budget, such as 64G. Default: ${STORE_GB_ENV} or 64G.")
 @click.option("--store-gb", metavar="N", help="The same in GiB.")
 @click.option("-o", "options", metavar="OPT,...", multiple=True, help="Mount options, as in an fstab line.")
 @click.option("--foreground", is_flag=True, help="Stay, and end with the mount.")
@@ -85,9 +81,7 @@ def run_daemon(config: MountConfig, ready_fd: int | None) -> int:
         click.echo(f"mummufs: {printable(note)}", err=True)
     if config.store_dir is None:
         click.echo(f"mummufs: {PASS_THROUGH_NOTE}", err=True)
-    return run(
-        config, lambda _: click.echo(f"mummufs: mounted at {printable(str(config.mountpoint))}", err=True)
-    )
+    return run(config, lambda _: click.echo(f"mummufs: mounted at {printable(str(config.mountpoint))}", err=True))
 
 
 def send(fd: int, message: dict[str, object]) -> None:

@@ -25,9 +25,7 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()
-) -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> None:
     """A table on stdout: drawn on a terminal, plain columns two spaces apart elsewhere.
 
     Args:

@@ -41,8 +41,7 @@ def ranges(file: str, manifest: str | None, as_json: bool) -> None:
                 "format": table.format if table is not None else None,
                 "bytes": total,
                 "ranges": [
-                    {"offset": w.offset, "length": w.size, "name": w.name, "kind": w.kind.name.lower()}
-                    for w in windows
+                    {"offset": w.offset, "length": w.size, "name": w.name, "kind": w.kind.name.lower()} for w in windows
                 ],
             }
         )
@@ -51,9 +50,7 @@ def ranges(file: str, manifest: str | None, as_json: bool) -> None:
     else:
         rows = [(str(w.offset), str(w.size), w.name, w.kind.name.lower()) for w in windows]
         print_table(("offset", "length", "name", "kind"), rows, right=frozenset({"offset", "length"}))
-        click.echo(
-            f"{len(rows)} ranges, {format_size(total)} of {format_size(table.file_size)} ({table.format})"
-        )
+        click.echo(f"{len(rows)} ranges, {format_size(total)} of {format_size(table.file_size)} ({table.format})")
 
 
 def read_table(file: Path, manifest: Path | None) -> RangeTable | None:
@@ -81,9 +78,7 @@ def read_table(file: Path, manifest: Path | None) -> RangeTable | None:
             return RangeTable.from_bytes(payload)
         except ManifestError as error:
             raise MummufsError(f"'{file}': the table of its ranges cannot be read: {error}") from error
-    raise MummufsError(
-        f"'{file}' has no usable ranges: {os.fsdecode(payload) or 'its header could not be parsed'}"
-    )
+    raise MummufsError(f"'{file}' has no usable ranges: {os.fsdecode(payload) or 'its header could not be parsed'}")
 
 
 def _run_child(file: Path, fds: list[int]) -> bytes:

@@ -61,12 +61,8 @@ def status(mountpoint: str | None, as_json: bool) -> None:
 def _all(as_json: bool) -> None:
     asked = ask_all()
     if as_json:
-        missing = [
-            {"mountpoint": a.name, "state": "no answer", "error": a.error} for a in asked if a.status is None
-        ]
-        print_json(
-            {"schema": SCHEMA, "mounts": [*(a.status for a in asked if a.status is not None), *missing]}
-        )
+        missing = [{"mountpoint": a.name, "state": "no answer", "error": a.error} for a in asked if a.status is None]
+        print_json({"schema": SCHEMA, "mounts": [*(a.status for a in asked if a.status is not None), *missing]})
     elif not asked:
         click.echo("no mounts")
     else:
@@ -128,9 +124,7 @@ def _owner(entry: MountEntry) -> int | None:
 
 def _foreign(entry: MountEntry) -> Asked:
     state = f"of user {_owner(entry)}"
-    return Asked(
-        entry.mountpoint, {"mountpoint": entry.mountpoint, "source": entry.source, "state": state}, ""
-    )
+    return Asked(entry.mountpoint, {"mountpoint": entry.mountpoint, "source": entry.source, "state": state}, "")
 
 
 def _row(asked: Asked) -> tuple[str, ...]:
@@ -156,10 +150,7 @@ def _details(answer: Status) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for key, value in answer.items():
         if isinstance(value, Mapping):
-            rows.extend(
-                (f"{key} {name}".replace("_", " "), _readable(str(name), part))
-                for name, part in value.items()
-            )
+            rows.extend((f"{key} {name}".replace("_", " "), _readable(str(name), part)) for name, part in value.items())
         else:
             rows.append((key.replace("_", " "), _readable(key, value)))
     return [(name.removesuffix(" s"), text) for name, text in rows]

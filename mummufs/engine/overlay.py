@@ -156,7 +156,11 @@ class Overlay:
         handle = Handle(node, file, node.keep_pages)
         node.keep_pages = True
         if self._catalog is not None:
-            await self._catalog.opened(node, file)
+            try:
+                await self._catalog.opened(node, file)
+            except BaseException:  # cancelled: nobody will close a handle that nobody has got
+                self.close(handle)
+                raise
         return handle
 
     async def read(self, handle: Handle, offset: int, size: int) -> bytes | bytearray:
@@ -186,8 +190,14 @@ class Overlay:
     def _take_in(self, node: Node, attributes: Attributes) -> None:
         if attributes.file != node.file:
             raise _stale()
-        if not node.stale and not refresh(node, attributes):
+        if node.stale:
+            return
+        before, file = node.version, self._files.get(node)
+        if not refresh(node, attributes):
             self._gone_stale(node)
+        elif node.version != before and file is not None and self._catalog is not None and self._nursery is not None:
+            # A chmod of a file that is open, for weeks perhaps: its handles need a table of this version too.
+            self._nursery.start_soon(self._catalog.opened, node, file)
 
     def _gone_stale(self, node: Node) -> None:
         """The source has moved on from this version: drop what is stored of it."""

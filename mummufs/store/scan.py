@@ -16,10 +16,11 @@ from collections.abc import Iterator
 
 from mummufs.core.errors import RangeFileError
 from mummufs.core.ranges import FileId, RangeKey, Version
-from mummufs.store.layout import HEADER_USED_BYTES, RANGES_DIR, RangeHeader, is_range_name, range_name
+from mummufs.store.layout import DIR_MODE, HEADER_USED_BYTES, RANGES_DIR, RangeHeader, is_range_name, range_name
 
 RECORD = struct.Struct("<QQQQQqq")
 _NICENESS = 10
+_DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _WRITE_BYTES = 1 << 16
 
 
@@ -41,7 +42,7 @@ def scan(directory: str) -> Iterator[RangeHeader]:
         for i in range(256):
             sub = f"{RANGES_DIR}/{i:02x}"
             try:
-                fd = os.open(sub, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
+                fd = _open_dir(root, sub)
             except OSError:
                 continue
             try:
@@ -52,31 +53,39 @@ def scan(directory: str) -> Iterator[RangeHeader]:
         os.close(root)
 
 
+def _open_dir(root: int, sub: str) -> int:
+    """A folder of range files. Permissions that somebody took away are given back: what it holds has to count."""
+    try:
+        return os.open(sub, _DIR_FLAGS, dir_fd=root)
+    except PermissionError:
+        os.chmod(sub, DIR_MODE, dir_fd=root)
+        return os.open(sub, _DIR_FLAGS, dir_fd=root)
+
+
 def _scan_sub(root: int, sub: str, fd: int) -> Iterator[RangeHeader]:
     for name in os.listdir(fd):
         if not is_range_name(name):
             continue
-        try:
-            header = _header(fd, name)
-        except OSError:
-            continue
-        if header is not None and range_name(header.key) == f"{sub}/{name}":
-            yield header
-            continue
         with contextlib.suppress(OSError):
-            os.unlink(f"{sub}/{name}", dir_fd=root)
+            if not stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+                continue
+            header = _header(fd, name)
+            if header is not None and range_name(header.key) == f"{sub}/{name}":
+                yield header
+            else:
+                os.unlink(f"{sub}/{name}", dir_fd=root)
 
 
 def _header(fd: int, name: str) -> RangeHeader | None:
-    """The header of a range file, None where it is not a whole one."""
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=fd)
+    """The header of a range file, None where it is not a whole one or cannot be read."""
     try:
-        state = os.fstat(file)
-        if not stat.S_ISREG(state.st_mode):
-            raise OSError("not a regular file")
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=fd)
+    except OSError:
+        return None
+    try:
         header = RangeHeader.unpack(os.pread(file, HEADER_USED_BYTES, 0))
-        return header if state.st_size == header.file_bytes else None
-    except RangeFileError:
+        return header if os.fstat(file).st_size == header.file_bytes else None
+    except (OSError, RangeFileError):
         return None
     finally:
         os.close(file)

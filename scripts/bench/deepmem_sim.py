@@ -90,8 +90,13 @@ def _add_disk(number: int, images: Path, work: Path, size: int, undo: UndoList) 
 def stop(directory: Path) -> None:
     """Take it down with all it holds. Raises ClickException if it is in use; it can then be tried again."""
     undo = _loaded(directory)
+    before = mode_of(directory)
     set_mode(directory, "fast")  # what is still to be written need not take its time
-    undo.undo()
+    try:
+        undo.undo()
+    except click.ClickException:
+        set_mode(directory, before)
+        raise
 
 
 def set_mode(directory: Path, mode: str) -> None:
@@ -100,14 +105,19 @@ def set_mode(directory: Path, mode: str) -> None:
     for control in _loaded(directory).facts.get("controls", []):
         try:
             Path(control).write_text(mode)
-        except FileNotFoundError:
-            pass  # a disk that a failed stop has taken down already
+        except OSError:
+            pass  # a disk that a failed stop has taken down, or one that died
 
 
 def mode_of(directory: Path) -> str:
-    """ "slow" or "fast"."""
-    status: dict[str, str] = json.loads(Path(_loaded(directory).facts["controls"][0]).read_text())
-    return status["mode"]
+    """ "slow" or "fast"; "fast" if the disks are gone."""
+    for control in _loaded(directory).facts.get("controls", []):
+        try:
+            status: dict[str, str] = json.loads(Path(control).read_text())
+        except OSError:
+            continue
+        return status["mode"]
+    return "fast"
 
 
 def _loaded(directory: Path) -> UndoList:

@@ -23,9 +23,7 @@ from mummufs.commands import status as status_command
 from mummufs.core.errors import MummufsError
 from mummufs.mountinfo import MountEntry
 
-ENTRY = MountEntry(
-    7, 1, (0, 9), "/", "/m p", "ro", "fuse.mummufs", "/slow", f"ro,user_id={os.geteuid()},group_id=0"
-)
+ENTRY = MountEntry(7, 1, (0, 9), "/", "/m p", "ro", "fuse.mummufs", "/slow", f"ro,user_id={os.geteuid()},group_id=0")
 
 STATUS: dict[str, object] = {
     "schema": 1,
@@ -110,9 +108,7 @@ def test_status_of_all_is_a_table(control: Control) -> None:
     done = called("status")
     assert done.exit_code == 0
     head, row = done.stdout.splitlines()
-    assert (
-        " ".join(head.split()) == "mountpoint source state used budget ranges hits misses bypasses hit bytes"
-    )
+    assert " ".join(head.split()) == "mountpoint source state used budget ranges hits misses bypasses hit bytes"
     assert " ".join(row.split()) == "/m p /slow normal 1.5 GiB 64.0 GiB 12 5 6 7 1.0 MiB"
 
 
@@ -215,9 +211,7 @@ def test_mount_refuses_bad_input_with_code_2(tmp_path: Path) -> None:
 
 def test_the_real_command_prints_no_traceback(tmp_path: Path) -> None:
     for words in (["mount", "a\udcff", "b"], ["mount", "/", "/proc"], ["ranges", "/"], ["umount", "/proc"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "mummufs", *words], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([sys.executable, "-m", "mummufs", *words], capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert done.stdout == ""
         assert done.stderr.startswith("mummufs: ") and done.stderr.count("\n") == 1
@@ -302,9 +296,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", "pass", "print('Znonsense', end='')"])
-def test_a_parser_that_goes_wrong_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
-) -> None:
+def test_a_parser_that_goes_wrong_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     real = subprocess.run
     monkeypatch.setattr(
         "mummufs.commands.ranges.subprocess.run",

@@ -195,9 +195,7 @@ def test_a_store_that_is_not_apart_is_refused(tree: Path, store: str, sentence: 
 
 
 @pytest.mark.parametrize("places", [("", "x"), ("x", "")])
-def test_an_empty_path_is_refused(
-    places: tuple[str, str], tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_path_is_refused(places: tuple[str, str], tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tree)
     source, mountpoint = (place and str(tree / "source") for place in places)
     with pytest.raises(UsageError, match="has no name: give a path that is not empty"):
@@ -205,9 +203,7 @@ def test_an_empty_path_is_refused(
 
 
 def test_a_mountpoint_in_use_is_refused(tree: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"the mountpoint '/proc' is in use: '\S+' \(proc\) is mounted there"
-    ):
+    with pytest.raises(UsageError, match=r"the mountpoint '/proc' is in use: '\S+' \(proc\) is mounted there"):
         build(str(tree / "source"), "/proc", environ={})
 
 

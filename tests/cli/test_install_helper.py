@@ -43,9 +43,7 @@ def test_install_and_remove_are_each_other_s_inverse(script: Path, sbin: Path) -
 
 @pytest.mark.parametrize("kind", ["file", "link", "dangling link", "directory"])
 @pytest.mark.parametrize("name", LINK_NAMES)
-def test_what_is_not_ours_stays_and_nothing_is_half_done(
-    script: Path, sbin: Path, kind: str, name: str
-) -> None:
+def test_what_is_not_ours_stays_and_nothing_is_half_done(script: Path, sbin: Path, kind: str, name: str) -> None:
     foreign = sbin / name
     if kind == "file":
         foreign.write_text("x")

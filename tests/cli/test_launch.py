@@ -105,9 +105,7 @@ def test_a_failure_arrives_as_its_sentence(
 
 def test_an_early_end_is_told_with_the_last_line_printed(config: MountConfig) -> None:
     code = "sys.stderr.write('first\\nlibfuse is missing\\n'); sys.exit(3)"
-    with pytest.raises(
-        MummufsError, match=r"ended with exit code 3 before the mount was ready: libfuse is missing$"
-    ):
+    with pytest.raises(MummufsError, match=r"ended with exit code 3 before the mount was ready: libfuse is missing$"):
         start_daemon(program(code), config, {})
 
 
@@ -200,9 +198,7 @@ def test_the_whole_way_to_a_ready_daemon(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    body = (
-        f"open({str(tmp_path / 'got')!r}, 'w').write(repr(config)); ready({{'ok': True}}); print('unheard')"
-    )
+    body = f"open({str(tmp_path / 'got')!r}, 'w').write(repr(config)); ready({{'ok': True}}); print('unheard')"
     looks_mounted(config, monkeypatch)
     monkeypatch.setattr(launch, "is_dead", lambda _path: False)
     monkeypatch.setattr(launch, "daemon_command", lambda config: whole(body, config))
@@ -248,9 +244,7 @@ def test_the_child_s_environment() -> None:
     assert child_environment({})["PATH"] == launch.PATH_DEFAULT
 
 
-def test_dead_mounts_are_cleared_away_one_by_one(
-    config: MountConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dead_mounts_are_cleared_away_one_by_one(config: MountConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = MountEntry(1, 0, (0, 9), "/", str(config.mountpoint), "ro", "fuse.mummufs", "src", "ro")
     entries = [entry, entry]
     monkeypatch.setattr(launch, "read_mountinfo", lambda: entries)

@@ -53,9 +53,7 @@ def test_it_mounts_as_mount_8_asks(
 ) -> None:
     launch = launched(monkeypatch, [PASS_THROUGH_NOTE])
     options = f'ro,noexec,nofail,x-systemd.automount,store="{tree}/a,b",store_gb=2'
-    assert (
-        run(arguments(tree, "-nv", "-t", "fuse.mummufs", "-o", options, "-o", "allow_other"), {"A": "b"}) == 0
-    )
+    assert run(arguments(tree, "-nv", "-t", "fuse.mummufs", "-o", options, "-o", "allow_other"), {"A": "b"}) == 0
     assert launch.config is not None
     assert launch.config.fsname == str(tree / "my models")
     assert launch.config.store_dir == tree / "a,b"
@@ -81,9 +79,7 @@ def test_flags_may_come_first(tree: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert launch.config is not None
 
 
-def test_fake_only_checks(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_fake_only_checks(tree: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     launch = launched(monkeypatch, [])
     assert run(arguments(tree, "-fv", "-o", "rw"), {}) == 0
     assert launch.config is None

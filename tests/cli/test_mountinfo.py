@@ -70,9 +70,7 @@ def test_the_live_file_is_understood() -> None:
     assert root is not None and root.fstype == "proc"
 
 
-def test_a_mountpoint_is_resolved_without_touching_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mountpoint_is_resolved_without_touching_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "loop").symlink_to("loop")
@@ -140,9 +138,7 @@ class FakeProc:
         (base / "maps").write_text(maps)
         (base / "cmdline").write_bytes(f"program\0--of={name}\0".encode())
         for number, mount_id in (fds or {}).items():
-            (base / "fdinfo" / str(number)).write_text(
-                f"pos:\t0\nflags:\t0100000\nmnt_id:\t{mount_id}\nino:\t7\n"
-            )
+            (base / "fdinfo" / str(number)).write_text(f"pos:\t0\nflags:\t0100000\nmnt_id:\t{mount_id}\nino:\t7\n")
             (base / "fd" / str(number)).symlink_to(f"/m/file{number}")
 
 
@@ -156,9 +152,7 @@ def test_holders_are_found_in_all_namespaces(tmp_path: Path) -> None:
     proc.process("self", 1, here)
     proc.process("10", 1, here, fds={3: 22, 4: 999991})
     proc.process("11", 1, here)
-    proc.process(
-        "12", 1, here, maps="7f00-7f01 r--s 00000000 00:63 5   /m/model\n7f02-7f03 r--p 0 00:14 6 /lib/c\n"
-    )
+    proc.process("12", 1, here, maps="7f00-7f01 r--s 00000000 00:63 5   /m/model\n7f02-7f03 r--p 0 00:14 6 /lib/c\n")
     proc.process("20", 2, there)
     proc.process("21", 2, there)
     proc.process("30", 3, there, fds={5: 999992})

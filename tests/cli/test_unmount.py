@@ -46,9 +46,7 @@ class Machine:
         return self.holders
 
     def start_daemon(self) -> int:
-        self.daemon = subprocess.Popen(
-            [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
-        )
+        self.daemon = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
         return self.daemon.pid
 
     def end(self) -> None:
@@ -146,9 +144,7 @@ def test_a_nul_in_a_path_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.EBUSY, BusyError), (errno.EINVAL, MummufsError)])
-def test_errors_of_the_system_call(
-    monkeypatch: pytest.MonkeyPatch, number: int, kind: type[MummufsError]
-) -> None:
+def test_errors_of_the_system_call(monkeypatch: pytest.MonkeyPatch, number: int, kind: type[MummufsError]) -> None:
     monkeypatch.setattr(unmount, "_umount2", lambda _mountpoint, _lazy: number)
     with pytest.raises(MummufsError) as caught:
         detach(MOUNTPOINT, lazy=False)

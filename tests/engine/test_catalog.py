@@ -124,11 +124,11 @@ async def test_a_table_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) 
     source, parser = source_and_parser()
     fs = FaultyOs(tmp_path)
     async with engine(source, tmp_path, parser, fs=fs) as e:
-        fs.fails = lambda name, n: name == "rename"
+        fs.fails = lambda name, _: name == "rename"
         handle = await e.open(b"model")
         assert handle.node.ranges is TABLE
         assert e.counters.errors.store == 1
-        fs.fails = lambda name, n: False
+        fs.fails = lambda *_: False
         await e.fill(handle, 0)
         assert e.state(handle, 0) is State.RESIDENT
         e.check()

@@ -29,7 +29,7 @@ def source_and_parser() -> tuple[MemorySource, FakeParser]:
 
 async def test_many_readers_at_once_cost_one_pass(tmp_path: Path) -> None:
     source, parser = source_and_parser()
-    rng = random.Random(3)  # noqa: S311
+    rng = random.Random(3)
     requests = [(rng.randrange(0, WINDOW - REQUEST), rng.randrange(1, REQUEST)) for _ in range(32)]
     async with engine(source, tmp_path, parser) as e:
         handle = await e.open(b"model")
@@ -51,7 +51,7 @@ async def test_requests_in_any_order_cost_one_pass(tmp_path: Path, order: str, i
     if order == "backwards":
         offsets.reverse()
     elif order == "random":
-        random.Random(4).shuffle(offsets)  # noqa: S311
+        random.Random(4).shuffle(offsets)
     async with engine(source, tmp_path, parser) as e:
         handle = await e.open(b"model")
         for offset in offsets:

@@ -132,6 +132,20 @@ async def test_a_reader_that_goes_away_with_the_bytes_it_has_promised(tmp_path: 
         e.check()
 
 
+async def test_an_open_that_is_cancelled_leaves_no_handle(tmp_path: Path) -> None:
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser) as e, trio.open_nursery() as nursery:
+        node = await e.overlay.look_up(e.overlay.nodes.root, b"model")
+        places = [object() for _ in range(e.pools.store_reads.threads)]
+        for place in places:
+            await e.pools.store_reads._limiter.acquire_on_behalf_of(place)  # the store hangs
+        nursery.start_soon(e.overlay.open, node)
+        await e.wait_until(lambda: e.pools.store_reads.waiting == 1)
+        assert (node.opens, e.overlay.open_files) == (1, 1)
+        nursery.cancel_scope.cancel()
+    assert (node.opens, e.overlay.open_files) == (0, 0)
+
+
 async def test_a_flight_that_gets_no_room_is_given_up(tmp_path: Path, mock_clock: MockClock) -> None:
     source, parser = source_and_parser()
     async with engine(source, tmp_path, parser, budget_bytes=budget_for(1, WINDOW)) as e:
@@ -160,11 +174,11 @@ async def test_a_full_file_system_stops_fills_for_a_while(tmp_path: Path, mock_c
     fs = FaultyOs(tmp_path)
     async with engine(source, tmp_path, parser, fs=fs) as e:
         handle = await e.open(b"model")
-        fs.fails = lambda name, n: name == "write"
+        fs.fails = lambda name, _: name == "write"
         await e.fill(handle, 0, 1, 2)
         assert (e.counters.errors.store, e.counters.fills.aborted, e.counters.fills.dropped) == (1, 1, 2)
         assert source.read_bytes() == WINDOW + 2
-        fs.fails = lambda name, n: False
+        fs.fails = lambda *_: False
         mock_clock.jump(filler.PAUSE_S)
         await e.fill(handle, 0)
         assert e.state(handle, 0) is State.RESIDENT
@@ -210,7 +224,7 @@ async def test_an_engine_cancelled_amid_flights_leaves_nothing_that_the_next_sta
     async with engine(source, tmp_path, parser, fs=fs) as e, trio.open_nursery() as nursery:
         handle = await e.open(b"model")
         await e.fill(handle, 0)
-        fs.fails = lambda name, n: name in ("rename", "unlink")  # as if the process had died in between
+        fs.fails = lambda name, _: name in ("rename", "unlink")  # as if the process had died in between
         assert await e.read(handle, WINDOW, PAGE) == DATA[WINDOW : WINDOW + PAGE]
         await e.idle()
         source.hold_reads()

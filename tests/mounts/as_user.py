@@ -60,29 +60,33 @@ def give(path: Path, user: str) -> None:
 
 def check(source: Path, store: Path) -> None:
     """Read, take permissions away, read again."""
-    with Mounted(source, store=store) as m:
-        names = [p.name for p in source.iterdir()]
-        for name in names:
-            assert m.read(name) == (source / name).read_bytes()
-        m.settle()
-        assert m.range_files()
-        for path in m.range_files():
-            path.chmod(0)
-        m.remount()
-        for name in names:
-            assert m.read(name) == (source / name).read_bytes()
-        assert m.settle()["errors"]["store"] > 0
-        folders = sorted(store.glob("ranges/*"))
-        for folder in folders:
-            folder.chmod(0)
+    names = [p.name for p in source.iterdir()]
+
+    def read(m: Mounted) -> None:
         m.drop_pages()
         for name in names:
             assert m.read(name) == (source / name).read_bytes()
         m.settle()
-        for folder in folders:
-            folder.chmod(0o700)
+
+    with Mounted(source, store=store) as m:
+        read(m)
+        assert m.range_files()
+        m.remount()
         for path in m.range_files():
-            path.chmod(0o600)
+            path.chmod(0)
+        read(m)
+        assert m.status()["errors"]["store"] > 0
+        m.check_books()
+        for path in m.range_files():
+            path.chmod(0)
+        m.remount()
+        read(m)
+        m.check_books()
+        for folder in store.glob("ranges/*"):
+            folder.chmod(0)
+        read(m)
+        m.remount()
+        read(m)
         m.check_books()
 
 

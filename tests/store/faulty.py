@@ -46,7 +46,7 @@ class FaultyOs:
         self.bytes_read = 0
         self.one_byte = False
         self.lying = False
-        self.on_call: Callable[[str], None] = lambda name: None
+        self.on_call: Callable[[str], None] = lambda _: None
 
     # ------------------------------------------------------------------ what a test does to it
 
