@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from mummufs.core.index import State
 from mummufs.core.manifest import RangeTable
 from mummufs.engine.overlay import Handle
 from mummufs.source.memory import MemorySource
-from tests.engine.harness import KIB, PAGE, Engine, FakeParser, contents, engine, gather, make_table
+from tests.engine.harness import KIB, PAGE, Engine, FakeParser, FaultyOs, contents, engine, gather, make_table
 
 WINDOW = 64 * KIB
 COUNT = 4
@@ -73,6 +74,32 @@ async def test_a_rewrite_in_place_is_seen_by_attributes(tmp_path: Path) -> None:
         assert await e.overlay.attributes(old.node) == before
         await assert_estale(e, old, 0)
         await assert_new_node(e, old)
+
+
+async def test_a_hit_under_way_is_not_answered_once_the_change_is_known(tmp_path: Path) -> None:
+    source, parser = source_and_parser()
+    gate, reached = threading.Event(), trio.Event()
+    token = trio.lowlevel.current_trio_token()
+    fs = FaultyOs(tmp_path)
+
+    def hold(name: str, _: int) -> bool:
+        if name == "read":
+            token.run_sync_soon(reached.set)
+            gate.wait(30.0)
+        return False
+
+    async with engine(source, tmp_path, parser, fs=fs) as e, trio.open_nursery() as nursery:
+        handle = await e.open(b"model")
+        await e.fill(handle, 0)
+        fs.fails = hold
+        nursery.start_soon(assert_estale, e, handle)
+        await reached.wait()
+        source.write(b"model", NEW)
+        await e.overlay.attributes(handle.node)
+        gate.set()
+        await e.idle()
+        assert e.counters.reads.replied_bytes == 1  # of the fill
+        await assert_new_node(e, handle)
 
 
 @pytest.mark.parametrize("how", ["look_up", "entries", "open"])
