@@ -124,17 +124,22 @@ class _Daemon:
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._service.run)
-                self._tune()
                 nursery.start_soon(self._watch_signals)
                 nursery.start_soon(control.serve)
-                log.info("mounted %s at %s", self._config.source, self._config.mountpoint)
-                self._ready({"ok": True})
+                nursery.start_soon(self._become_ready)
                 await self._session.serve()
                 await self._service.drain()
                 nursery.cancel_scope.cancel()
         finally:
             control.close()
         log.info("unmounted %s", self._config.mountpoint)
+
+    async def _become_ready(self) -> None:
+        """Tune the mount once it has answered: the kernel's handshake, before that, would set everything back."""
+        await trio.to_thread.run_sync(os.statvfs, self._config.mountpoint, abandon_on_cancel=True)
+        self._tune()
+        log.info("mounted %s at %s", self._config.source, self._config.mountpoint)
+        self._ready({"ok": True})
 
     def _tune(self) -> None:
         entry = mount_at(self._config.mountpoint, read_mountinfo())

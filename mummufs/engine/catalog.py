@@ -51,8 +51,10 @@ class Catalog:
         self._pools = pools
         self._counters = counters
         self._parsing: dict[Node, Version] = {}
+        self._finishing = 0
         self._early = Grazes()
         self._nursery: trio.Nursery | None = None
+        self._finishing = 0
         self.parsed = 0
         self.refused = 0
 
@@ -65,8 +67,8 @@ class Catalog:
 
     @property
     def parsing(self) -> int:
-        """Parses under way or waiting for their turn."""
-        return len(self._parsing)
+        """Parses under way or waiting for their turn, until the windows that were read meanwhile are being filled."""
+        return len(self._parsing) + self._finishing
 
     async def opened(self, node: Node, file: SourceFile) -> None:
         """A file has been opened: see that its table is known, now or soon."""
@@ -119,6 +121,7 @@ class Catalog:
             log.exception("%s: parsing failed on a fault of ours", _shown(node))
         finally:
             self._parsing.pop(node, None)
+        self._finishing += 1
         try:
             if table is not None and node.ranges is table:
                 await self._save(node, version, table)
@@ -126,6 +129,8 @@ class Catalog:
         except Exception:  # a task of the engine must not end the mount
             self._counters.errors.handler += 1
             log.exception("%s: filling what was read early failed on a fault of ours", _shown(node))
+        finally:
+            self._finishing -= 1
         self._early.forget(_whole(node))
 
     async def _save(self, node: Node, version: Version, table: RangeTable) -> None:

@@ -86,11 +86,9 @@ class FakeParser:
 
 
 class FaultyOs:
-    """The real calls, of which some fail. A close that fails has closed the file all the same, as close(2) has.
+    """The real calls, logged by name. Those fail of which `fails`, told the name and the number from 1, says so.
 
-    Attributes:
-        log: the names of the calls so far.
-        fails: told each call's name and its number, from 1: whether it fails.
+    A close that fails has closed the file all the same, as close(2) has.
     """
 
     def __init__(self, directory: Path, fails: Callable[[str, int], bool] = lambda *_: False) -> None:
@@ -228,7 +226,6 @@ class Engine:
         self.store_dir = store_dir
         self.changes = changes
         self._source = source
-        self.scope = trio.CancelScope()
 
     @property
     def memory(self) -> MemorySource:
@@ -320,8 +317,7 @@ class Engine:
         assert statistics.used_bytes + statistics.overhead_bytes <= statistics.budget_bytes
 
     def _pools(self) -> tuple[Pool, ...]:
-        pools = self.pools
-        return (pools.source, pools.metadata, pools.store_reads, pools.store_writes)
+        return (self.pools.source, self.pools.metadata, self.pools.store_reads, self.pools.store_writes)
 
 
 def budget_for(ranges: int, size: int) -> int:
@@ -368,7 +364,7 @@ async def engine(
         service.scan_gate.set()
     try:
         mocked = isinstance(trio.lowlevel.current_clock(), trio.testing.MockClock)
-        with trio.fail_after(inf if mocked else FAIL_AFTER_S), running.scope:
+        with trio.fail_after(inf if mocked else FAIL_AFTER_S):
             async with trio.open_nursery() as nursery:
                 await nursery.start(service.run)
                 if not hold_scan:

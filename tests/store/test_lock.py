@@ -94,7 +94,10 @@ def test_a_mount_waits_for_one_that_is_leaving(tmp_path: Path, monkeypatch: pyte
         def let_go(seconds: float) -> None:
             """In place of the pause between two tries: the holder is told to leave, and has left."""
             polls.append(seconds)
-            child.communicate(b"\n", timeout=10)
+            assert child.stdin is not None
+            child.stdin.write(b"\n")
+            child.stdin.flush()
+            child.wait()  # without a time-out, which would be a pause of its own
 
         monkeypatch.setattr(time, "sleep", let_go)
         lock = StoreLock(tmp_path, 60)

@@ -25,6 +25,9 @@ from mummufs.source.base import Attributes, Entry
 BLOCK_SIZE = 4096
 """st_blksize: with 1 MiB llama.cpp was seen to read four times the file by O_DIRECT."""
 
+DOTS = 2
+"""Entries of a listing before those of the source: "." and "..", without which `ls -a` shows neither."""
+
 log = logging.getLogger(__name__)
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
@@ -142,15 +145,21 @@ class Operations(pyfuse3.Operations):
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         listing = self._listings[fh]
         if listing.entries is None or start_id == 0:
-            listing.entries = await self._overlay.entries(listing.node)
+            listing.entries = [*_dots(listing.node), *await self._overlay.entries(listing.node)]
         for i in range(start_id, len(listing.entries)):
             name, attributes = listing.entries[i]
-            node = self._overlay.seen(listing.node, name, attributes)
+            if i < DOTS:
+                node = listing.node if name == b"." else listing.node.parent or listing.node
+            else:
+                node = self._overlay.seen(listing.node, name, attributes)
             number = self.inodes.number(node)
-            if not pyfuse3.readdir_reply(token, name, self._entry(number, node.attributes), i + 1):
+            fits = pyfuse3.readdir_reply(token, name, self._entry(number, node.attributes), i + 1)
+            if fits and i >= DOTS:  # for "." and ".." the kernel takes no look-up, so it gives none back
+                self.inodes.looked_up(number)
+            else:
                 self.inodes.drop_unused(number)
+            if not fits:
                 return
-            self.inodes.looked_up(number)
 
     @_guarded
     async def releasedir(self, fh: int) -> None:
@@ -197,3 +206,7 @@ class Operations(pyfuse3.Operations):
         entry.st_mtime_ns = attributes.mtime_ns
         entry.st_ctime_ns = attributes.ctime_ns
         return entry
+
+
+def _dots(node: Node) -> list[Entry]:
+    return [Entry(b".", node.attributes), Entry(b"..", (node.parent or node).attributes)]
