@@ -86,7 +86,7 @@ class Evictor:
             stored = self._resident.remove(key)
             self._outstanding[key] = 1 if stored is None else 2  # its name, and its descriptor if it is open
             if stored is not None:
-                stored.on_close = partial(self._closed_from_any_thread, key)
+                stored.when_closed(partial(self._closed_from_any_thread, key))
             del stored  # here, or with its last reader
             self._queue.append(key)
         if self._queue:

@@ -24,14 +24,14 @@ from mummufs.engine.evictor import Evictor
 from mummufs.engine.flight import Flight, read_piece
 from mummufs.engine.resident import Resident
 from mummufs.engine.threads import Pools
-from mummufs.source.base import SourceFile
+from mummufs.source.base import Attributes, SourceFile
 from mummufs.store.layout import charge_of
 from mummufs.store.rangestore import RangeStore, StoredRange
 
 IN_FLIGHT_BYTES_MAX = 256 << 20
 """Window bytes in memory for all flights together, until they are written."""
-FLIGHTS_MAX = 128
-"""Flights at once."""
+FLIGHTS_MAX = 1024
+"""Flights at once: enough that the bytes are the limit for a model of small tensors, some 250 KiB on average."""
 ROOM_WAIT_S = 10.0
 """How long a flight that has its bytes waits for room in the store."""
 PAUSE_S = 5.0
@@ -76,6 +76,8 @@ class Filler:
         self._nursery: trio.Nursery | None = None
         self._landing = trio.Event()
         self._paused_until = 0.0
+        self.noticed: Callable[[SourceFile, Attributes], None] | None = None
+        """Told when a file turns out to have another version than a flight was started for."""
         self.open_for_fills = False
         """Off until the store's contents are accounted for, and while the mount ends."""
         self.in_flight_bytes = 0
@@ -174,7 +176,12 @@ class Filler:
                 self._counters.source_reads.bytes += piece.size
                 flight.arrived(piece)
             attributes = await self._pools.metadata.run(flight.file.attributes)
-            flight.end(None if attributes.version == flight.version else OSError("the file changed meanwhile"))
+            if attributes.version == flight.version:
+                flight.end(None)
+            else:
+                flight.end(OSError("the file changed meanwhile"))
+                if self.noticed is not None:
+                    self.noticed(flight.file, attributes)
         except OSError as error:
             # The readers that still wait ask the source themselves, and count and report what it says.
             flight.end(error)
@@ -232,5 +239,8 @@ class Filler:
         landing.set()
 
     def _is_unsettled(self, version: Version) -> bool:
-        """Whether the file changed so lately that another change might not show in its attributes."""
-        return self._wall_ns() - max(version.mtime_ns, version.ctime_ns) < self._settle_ns
+        """Whether the file changed so lately that another change might not show in its attributes.
+
+        The ctime tells: it moves with every change, and unlike the mtime nobody can set it.
+        """
+        return self._wall_ns() - version.ctime_ns < self._settle_ns

@@ -187,6 +187,11 @@ class Overlay:
 
     # ------------------------------------------------------------------ versions
 
+    def noticed(self, file: SourceFile, attributes: Attributes) -> None:
+        """Somebody who read an open file has seen that its attributes have changed."""
+        for node in [node for node, known in self._files.items() if known is file]:
+            self._take_in(node, attributes)
+
     def _take_in(self, node: Node, attributes: Attributes) -> None:
         if attributes.file != node.file:
             raise _stale()

@@ -2,10 +2,10 @@
 
 The trio side puts entries in and takes them out; worker threads (and every backend that serves without asking trio)
 look them up. An entry is immutable and the table is one dict, replaced entry by entry, so a look-up needs no lock and
-sees an entry or none. A descriptor is closed with the last reference to its `StoredRange`: whoever has one in hand can
-finish reading from it, whatever happens to the range meanwhile.
+sees an entry or none. A descriptor is closed with the last reference to its `StoredRange`: whoever has one in hand
+reads from that file or is told that it is gone, and never from another that got its number.
 
-At most `open_max` range files are kept open; the one used longest ago is let go first.
+At most `open_max` range files are kept open; the one used longest ago is let go first. That it was proved is kept.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from mummufs.core.ranges import RangeKey, Version
+from mummufs.store.osfs import FileState
 from mummufs.store.rangestore import RangeStore, StoredRange
 
 OPEN_MAX = 1024
@@ -36,6 +38,8 @@ class Resident:
         self._open_max = open_max
         self._ranges: dict[RangeKey, ResidentRange] = {}
         self._open: OrderedDict[ResidentRange, StoredRange] = OrderedDict()
+        self._in_use: WeakValueDictionary[ResidentRange, StoredRange] = WeakValueDictionary()
+        self._proofs: dict[ResidentRange, FileState] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -49,12 +53,15 @@ class Resident:
             self._keep(entry, stored)
 
     def remove(self, key: RangeKey) -> StoredRange | None:
-        """No read that begins from now on is served from this range. Returns its open file, if there is one."""
+        """No read that begins from now on is served from this range. Returns its open file, if anybody has one."""
         entry = self._ranges.pop(key, None)
         if entry is None:
             return None
         with self._lock:
-            return self._open.pop(entry, None)
+            stored = self._in_use.pop(entry, None)
+            self._proofs.pop(entry, None)
+            self._open.pop(entry, None)
+        return stored
 
     def acquire(self, key: RangeKey, version: Version) -> StoredRange | None:
         """The open file of a range, None if it is not resident. Blocks.
@@ -66,24 +73,36 @@ class Resident:
         if entry is None or entry.version != version:
             return None
         with self._lock:
-            stored = self._open.get(entry)
-            if stored is not None:
-                self._open.move_to_end(entry)
-                return stored
-        return self._keep(entry, self._store.open_range(key, version))
+            stored = self._in_use.get(entry)
+        if stored is None:
+            stored = self._store.open_range(key, version)
+        return self._keep(entry, stored)
 
     @property
     def open_files(self) -> int:
         """Range files kept open."""
         return len(self._open)
 
-    def _keep(self, entry: ResidentRange, stored: StoredRange) -> StoredRange:
-        """Keep a file open; the one to use, if several threads have opened it at once: it is proved only once."""
+    def _keep(self, entry: ResidentRange, stored: StoredRange) -> StoredRange | None:
+        """Keep a file open; the one to use, if several threads have opened it at once: it is proved only once.
+
+        None where the range was evicted while its file was opened: nobody would count what that file still takes.
+        """
         let_go: StoredRange | None = None
         with self._lock:
-            if self._ranges.get(entry.key) is entry:  # it may have been evicted while it was opened
-                stored = self._open.setdefault(entry, stored)
-                if len(self._open) > self._open_max:
-                    _, let_go = self._open.popitem(last=False)
+            if self._ranges.get(entry.key) is not entry:
+                return None
+            known = self._in_use.get(entry)
+            if known is None:
+                self._in_use[entry] = stored
+                stored.believe(self._proofs.pop(entry, stored.proof))
+            else:
+                stored = known
+            self._open[entry] = stored
+            self._open.move_to_end(entry)
+            if len(self._open) > self._open_max:
+                old, let_go = self._open.popitem(last=False)
+                if let_go.proof is not None:
+                    self._proofs[old] = let_go.proof
         del let_go  # closed outside the lock
         return stored

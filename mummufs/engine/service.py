@@ -103,6 +103,9 @@ class Service:
             self.cache.evictor if self.cache is not None else None,
         )
 
+        if self.cache is not None:
+            self.cache.filler.noticed = self.overlay.noticed
+
     def _make_cache(self, store: RangeStore, options: ServiceOptions, wall_ns: Callable[[], int]) -> Cache:
         index = CacheIndex(options.budget_bytes, POLICIES[options.policy](options.budget_bytes))
         index.set_overhead(store.tables_bytes)

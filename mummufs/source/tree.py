@@ -188,9 +188,10 @@ class TreeSource:
     def _filesystem_id(self, device: int, fd: int) -> int:
         """A number for a file system that is the same after a remount and a restart.
 
-        f_fsid is made from the file system's UUID (ext4, xfs, btrfs, which also mixes in the subvolume); device
-        numbers are not stable, and a btrfs has an anonymous one anyway. Where a file system states none, the path
-        of the source stands in for it.
+        f_fsid is made from the file system's UUID on ext4 and on btrfs, which also mixes in the subvolume; device
+        numbers are not stable, and a btrfs has an anonymous one anyway. (xfs makes it of its device number: where
+        that changes the store is cold, and no more.) Where a file system states none, the path of the source stands
+        in for it.
         """
         fsid = os.fstatvfs(fd).f_fsid
         if fsid:

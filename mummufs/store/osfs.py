@@ -18,6 +18,7 @@ _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_
 class FileState(NamedTuple):
     """What tells whether a file is still the one that was proved."""
 
+    inode: int
     size: int
     mtime_ns: int
     ctime_ns: int
@@ -97,7 +98,7 @@ class RealOs:
 
     def state(self, fd: int) -> FileState:
         s = os.fstat(fd)
-        return FileState(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_nlink, stat.S_ISREG(s.st_mode))
+        return FileState(s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_nlink, stat.S_ISREG(s.st_mode))
 
     def read(self, fd: int, buffer: memoryview, offset: int) -> int:
         return os.preadv(fd, [buffer], offset)

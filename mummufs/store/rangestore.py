@@ -51,18 +51,39 @@ TABLES_BYTES_MAX = 256 << 20
 TABLE_FILE_BYTES_MAX = 65 << 20
 
 
+class _Descriptor:
+    """A descriptor that is closed with its last reference.
+
+    It is not part of `StoredRange` because a weak reference to an object with a finalizer still gives the object out
+    while the finalizer runs, its descriptor closed and perhaps somebody else's by then.
+    """
+
+    def __init__(self, fs: Os, fd: int) -> None:
+        self._fs = fs
+        self.fd = fd
+        self.on_close: Callable[[], None] | None = None
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):  # the descriptor is gone even so, and its owner has to hear of it
+            self._fs.close(self.fd)
+        if self.on_close is not None:
+            self.on_close()
+
+
 class StoredRange:
     """An open range file. Closed with its last reference, so that a read under way never loses its descriptor."""
 
     def __init__(self, fs: Os, fd: int, key: RangeKey, version: Version) -> None:
         self._fs = fs
-        self._fd = fd
+        self._descriptor = _Descriptor(fs, fd)
         self.key = key
         self.version = version
         self._proved: FileState | None = None
         self._proving = threading.Lock()
-        self.on_close: Callable[[], None] | None = None
-        """Called once it is closed, from whichever thread held the last reference."""
+
+    def when_closed(self, call: Callable[[], None]) -> None:
+        """Have this called once the file is closed, by whichever thread held the last reference."""
+        self._descriptor.on_close = call
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill `buffer` from `offset` bytes into the window.
@@ -71,9 +92,22 @@ class StoredRange:
             RangeFileError: the file is not what it was, or too short.
             OSError: it cannot be read.
         """
-        if self._fs.state(self._fd) != self._proved:
-            self.prove()
-        self._read_all(buffer, HEADER_BYTES + offset)
+        for _ in range(PROVE_ATTEMPTS):
+            if self._fs.state(self._descriptor.fd) != self._proved:
+                self.prove()
+            self._read_all(buffer, HEADER_BYTES + offset)
+            if self._fs.state(self._descriptor.fd) == self._proved:
+                return
+        raise RangeFileError("somebody keeps writing to it")
+
+    @property
+    def proof(self) -> FileState | None:
+        """The state in which the file was proved, for `believe` when it is opened again."""
+        return self._proved
+
+    def believe(self, proof: FileState | None) -> None:
+        """The file was proved in this state earlier in this mount: if it still is in it, once was enough."""
+        self._proved = proof
 
     def prove(self) -> None:
         """Read the whole file and compare its checksum. One thread does it, the others wait for that.
@@ -84,18 +118,18 @@ class StoredRange:
         """
         with self._proving:
             for _ in range(PROVE_ATTEMPTS):
-                state = self._fs.state(self._fd)
+                state = self._fs.state(self._descriptor.fd)
                 if state == self._proved:
                     return
                 self._prove_as(state)
-                if self._fs.state(self._fd) == state:
+                if self._fs.state(self._descriptor.fd) == state:
                     self._proved = state
                     return
         raise RangeFileError("somebody keeps writing to it")
 
     def trust(self) -> None:
         """Take the file as it is now for proved: this process has just written it."""
-        self._proved = self._fs.state(self._fd)
+        self._proved = self._fs.state(self._descriptor.fd)
 
     def check_header(self) -> RangeHeader:
         """The header, if the file is there in full and of this key and version; its bytes are not looked at.
@@ -103,7 +137,7 @@ class StoredRange:
         Raises:
             RangeFileError: it is not.
         """
-        state = self._fs.state(self._fd)
+        state = self._fs.state(self._descriptor.fd)
         self._check_state(state)
         head = memoryview(bytearray(HEADER_USED_BYTES))
         self._read_all(head, 0)
@@ -139,16 +173,10 @@ class StoredRange:
     def _read_all(self, buffer: memoryview, offset: int) -> None:
         done = 0
         while done < len(buffer):
-            n = self._fs.read(self._fd, buffer[done:], offset + done)
+            n = self._fs.read(self._descriptor.fd, buffer[done:], offset + done)
             if n == 0:
                 raise RangeFileError(f"it ends at {offset + done} bytes")
             done += n
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):  # the descriptor is gone even so, and its owner has to hear of it
-            self._fs.close(self._fd)
-        if self.on_close is not None:
-            self.on_close()
 
 
 class RangeStore:

@@ -77,15 +77,19 @@ def _scan_sub(root: int, sub: str, fd: int) -> Iterator[RangeHeader]:
 
 
 def _header(fd: int, name: str) -> RangeHeader | None:
-    """The header of a range file, None where it is not a whole one or cannot be read."""
+    """The header of a range file, None where it is not a whole one or may not be read.
+
+    Raises:
+        OSError: it cannot be read now, which says nothing of what it holds.
+    """
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=fd)
-    except OSError:
+    except PermissionError:
         return None
     try:
         header = RangeHeader.unpack(os.pread(file, HEADER_USED_BYTES, 0))
         return header if os.fstat(file).st_size == header.file_bytes else None
-    except (OSError, RangeFileError):
+    except RangeFileError:
         return None
     finally:
         os.close(file)

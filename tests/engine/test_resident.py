@@ -70,7 +70,7 @@ def test_at_most_so_many_are_kept_open_and_the_one_in_hand_stays_readable(tmp_pa
         assert resident.acquire(_key(i), VERSION) is not None
         assert resident.open_files <= 2
     closed: list[int] = []
-    first.on_close = lambda: closed.append(0)
+    first.when_closed(lambda: closed.append(0))
     assert resident.remove(_key(4)) is not None
     buffer = memoryview(bytearray(10))
     first.read_into(buffer, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,7 +51,7 @@ class Engines:
 
     def __init__(self, environment: Path) -> None:
         self._python = environment / "bin" / "python"
-        done = self._start([os.fspath(self._python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
+        done = start([os.fspath(self._python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
         self._packages = Path(done.strip())
 
     def package(self, name: str) -> Path:
@@ -67,15 +67,14 @@ class Engines:
 
     def run(self, script: str, *arguments: str | int | os.PathLike[str]) -> str:
         """What one of the scripts prints; fails with its words if it fails."""
-        return self._start(self.command(script, *arguments))
+        return start(self.command(script, *arguments))
 
-    @staticmethod
-    def _start(command: list[str]) -> str:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_S, check=False
-        )
-        assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stderr[-4000:]}"
-        return done.stdout
+
+def start(command: Sequence[str | os.PathLike[str]], check: bool = True) -> str:
+    """What a command prints; fails with its words if it fails, unless `check` is off."""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_S, check=False)
+    assert not check or done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stderr[-4000:]}"
+    return done.stdout
 
 
 Run = Callable[[Path], str]

@@ -1,6 +1,6 @@
 """Run onnxruntime on a model, in the engines' own environment: prints one JSON object with its output.
 
-    python run_onnx.py MODEL
+python run_onnx.py MODEL
 """
 
 from __future__ import annotations

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
+import json
+import pwd
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.engines.engines import RUN_S, Engines, Model, find_environment
+from tests.engines.engines import Engines, Model, check_warm, start
 from tests.mounts.harness import Mounted
 
 pytestmark = [pytest.mark.mount, pytest.mark.engine]
@@ -28,34 +29,64 @@ exec "$@"
 
 @pytest.fixture
 def elsewhere() -> Iterator[Path]:
-    """A directory with spaces in its name that every user gets to, outside of it nothing is mounted."""
-    with tempfile.TemporaryDirectory(prefix="elsewhere ") as name:
+    """An empty directory with a space in its path that every user gets to."""
+    with tempfile.TemporaryDirectory(prefix="else where-") as name:
         path = Path(name).resolve()
         path.chmod(0o755)
         (path / "my models").mkdir(mode=0o755)
         yield path / "my models"
 
 
-def run_elsewhere(engines: Engines, m: Mounted, elsewhere: Path, model: Model, mode: str) -> subprocess.CompletedProcess[str]:
-    """Run llama.cpp as USER, where the mount is bound to `elsewhere` in a namespace of its own."""
-    command = engines.command("run_llama.py", elsewhere / model.name, mode, "--user", USER)
-    return subprocess.run(
-        ["unshare", "-m", "sh", "-c", BIND_AND_RUN, "sh", m.mountpoint, elsewhere, *command],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        check=False,
-    )
+@pytest.fixture
+def run_elsewhere(engines: Engines, elsewhere: Path) -> Iterator[RunElsewhere]:
+    """How an engine is run there; nothing is left bound outside the namespaces of the runs."""
+    yield RunElsewhere(engines, elsewhere)
+    assert not list(elsewhere.iterdir()), "the bind mount stayed in its namespace"
 
 
-@pytest.mark.parametrize("mode", ["mmap", "direct_io"])
+class RunElsewhere:
+    """Runs llama.cpp as USER, with a mount bound to a directory in a mount namespace of the run's own."""
+
+    def __init__(self, engines: Engines, elsewhere: Path) -> None:
+        self._engines = engines
+        self._elsewhere = elsewhere
+
+    def __call__(self, path: Path, mode: str, check: bool = True) -> str:
+        """What it answers for the model at `path`, which is bound and not opened here; USER did it."""
+        engine = self._engines.command("run_llama.py", self._elsewhere / path.name, mode, "--user", USER)
+        answer = start(["unshare", "-m", "sh", "-c", BIND_AND_RUN, "sh", path.parent, self._elsewhere, *engine], check)
+        if not answer:
+            return ""
+        found = json.loads(answer)
+        assert found.pop("uid") == pwd.getpwnam(USER).pw_uid
+        return json.dumps(found)
+
+
+@pytest.mark.parametrize("mode", ["mmap", "none", "direct_io"])
 def test_another_user_reads_through_a_bind_mount(
-    engines: Engines, llama_models: dict[str, Model], store: Path, elsewhere: Path, mode: str
+    engines: Engines,
+    llama_models: dict[str, Model],
+    store: Path,
+    tmp_path: Path,
+    run_elsewhere: RunElsewhere,
+    mode: str,
 ) -> None:
-    """Cold and warm, in the split model, under a path with spaces."""
+    """Cold and warm, the split model, both mountpoint and bind mount under a path with a space."""
     model = llama_models["split"]
+    mountpoint = tmp_path / "a mount"
+    plain = json.loads(engines.run("run_llama.py", model.directory / model.name, mode))
+    del plain["uid"]
+    expected = json.dumps(plain)
+    with Mounted(model.directory, store=store, mountpoint=mountpoint, options=("settle=0", "allow_other")) as m:
+        assert run_elsewhere(m.path(model.name), mode) == expected
+        check_warm(m, model, lambda path: run_elsewhere(path, mode), expected)
 
-    def run(path: Path) -> str:
-        command = engines.command("run_llama.py", elsewhere / path.name, mode, "--user", USER)
-        return answer_of(engines.start(["unshare", "-m", "sh", "-c", BIND_AND_RUN, "sh", path.parent, elsewhere, *command]))
+
+def test_another_user_is_kept_out_without_allow_other(
+    llama_models: dict[str, Model], store: Path, run_elsewhere: RunElsewhere
+) -> None:
+    """So the test above does run as another user, and through the mount."""
+    model = llama_models["split"]
+    with Mounted(model.directory, store=store) as m:
+        assert run_elsewhere(m.path(model.name), "none", check=False) == ""
+        assert m.settle()["reads"]["replied_bytes"] == 0

@@ -6,7 +6,8 @@ import errno
 import mmap
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ ATTR_TIMEOUT_S = 0.1
 QUICK = ("settle=0", f"attr_timeout={ATTR_TIMEOUT_S}")
 SEEN_S = 2.0
 """How soon a change must be seen: the attribute time-out, and what a loaded machine takes."""
-ROUNDS = 500
+ROUNDS = 200
 
 
 def model(path: Path, seed: int) -> bytes:
@@ -100,8 +101,10 @@ def stored(m: Mounted) -> list[bytes]:
 
 
 @pytest.mark.mount
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("has_store", [True, False], ids=["store", "pass-through"])
+@pytest.mark.parametrize(
+    ("change", "has_store"),
+    [*((change, True) for change in CHANGES), ("rewrite", False), ("rename_over", False), ("truncate", False)],
+)
 def test_a_change_is_seen_and_never_mixed(tree: Path, store: Path, change: str, has_store: bool) -> None:
     old = model(tree / "f", 1)
     with Mounted(tree, store=store if has_store else None, options=QUICK) as m:
@@ -130,13 +133,24 @@ def test_a_change_is_seen_and_never_mixed(tree: Path, store: Path, change: str, 
         if has_store and change not in NEW_INODE:
             kept = [payload for payload in stored(m) if payload[:PAGE] in old and payload[:PAGE] not in new]
             assert not kept, "what was stored of the old version is gone"
-        m.remount()
-        assert m.read("f") == new
+
+
+@pytest.fixture
+def own_ext4(tree: Path, tmp_path: Path) -> Iterator[Path]:
+    """The tree as a file system of its own, which gives the numbers of deleted files to the next ones."""
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, tree], check=True)
+    yield tree
+    subprocess.run(["umount", tree], check=True)
 
 
 @pytest.mark.mount
-def test_an_inode_number_used_again(tree: Path, store: Path) -> None:
+def test_an_inode_number_used_again(own_ext4: Path, store: Path) -> None:
     """What is stored of a deleted file is not given out as that of the file that got its inode number."""
+    tree = own_ext4
     old = model(tree / "f", 1)
     inode = (tree / "f").stat().st_ino
     with Mounted(tree, store=store, options=QUICK) as m:
@@ -144,8 +158,7 @@ def test_an_inode_number_used_again(tree: Path, store: Path) -> None:
         m.settle()
     (tree / "f").unlink()
     new = model(tree / "g", 2)
-    if (tree / "g").stat().st_ino != inode:
-        pytest.skip("this file system did not give the inode number again")
+    assert (tree / "g").stat().st_ino == inode, "the number was used again"
     with Mounted(tree, store=store, options=QUICK) as m:
         assert m.read("g") == new
         m.settle()

@@ -189,7 +189,7 @@ def test_two_threads_prove_it_once(store: Store) -> None:
 def test_it_is_closed_with_the_last_reference(store: Store) -> None:
     closed: list[dict[int, str]] = []
     stored = store.open()
-    stored.on_close = lambda: closed.append(dict(store.fs.fds))
+    stored.when_closed(lambda: closed.append(dict(store.fs.fds)))
     second = stored
     del stored
     assert closed == [] and read(second, 0, 1) == DATA[:1]
@@ -200,7 +200,7 @@ def test_it_is_closed_with_the_last_reference(store: Store) -> None:
 def test_its_owner_hears_of_a_close_that_fails(store: Store) -> None:
     closed: list[int] = []
     stored = store.open()
-    stored.on_close = lambda: closed.append(1)
+    stored.when_closed(lambda: closed.append(1))
     store.fs.fail(1, 5)
     del stored
     assert store.fs.heal() and closed == [1]
