@@ -29,7 +29,7 @@ from mummufs.control import Answer, ControlServer
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.engine.resident import OPEN_MAX
 from mummufs.engine.service import Service, ServiceOptions
-from mummufs.mountinfo import holders, mount_at, read_mountinfo
+from mummufs.mountinfo import Holder, MountEntry, holders, mount_at, read_mountinfo
 from mummufs.source.devices import suggested_reads
 from mummufs.source.tree import TreeSource
 from mummufs.status import status
@@ -117,6 +117,7 @@ class _Daemon:
         self._ready = ready
         self._started = time.monotonic()
         self._tuned = tuning.Tuned(None, None)
+        self._entry: MountEntry | None = None
 
     async def main(self) -> None:
         """Serve until the mount is gone."""
@@ -142,7 +143,7 @@ class _Daemon:
         self._ready({"ok": True})
 
     def _tune(self) -> None:
-        entry = mount_at(self._config.mountpoint, read_mountinfo())
+        self._entry = entry = mount_at(self._config.mountpoint, read_mountinfo())
         if entry is None:  # someone unmounted it already
             return
         device = "{}:{}".format(*entry.device)
@@ -155,12 +156,14 @@ class _Daemon:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for number in signals:
                 log.info("%s: leaving %s", signal.Signals(number).name, self._config.mountpoint)
-                entry = mount_at(self._config.mountpoint, read_mountinfo())
                 begun = trio.current_time()
                 await self._service.drain()
-                if await self._session.leave(max(0.5, LEAVE_S - (trio.current_time() - begun))):
+                entry, now = self._entry, mount_at(self._config.mountpoint, read_mountinfo())
+                is_there = entry is not None and now is not None and now.device == entry.device
+                left_s = max(0.5, LEAVE_S - (trio.current_time() - begun))
+                if await self._session.leave(left_s, is_there=is_there):
                     return
-                held = [] if entry is None else await trio.to_thread.run_sync(holders, entry.device)
+                held = [] if entry is None else await trio.to_thread.run_sync(_holders, entry)
                 log.warning(
                     "%s was still in use and has been cut off%s",
                     self._config.mountpoint,
@@ -191,6 +194,11 @@ def _opened_store(directory: Path) -> Iterator[RangeStore]:
         raise UsageError(f"the store {directory} cannot be used: {error.strerror}") from None
     with held:
         yield store
+
+
+def _holders(entry: MountEntry) -> list[Holder]:
+    """Who holds a mount that has just been detached: only its id still leads to them."""
+    return holders(entry.device, mount_ids={entry.mount_id})
 
 
 def _service_options(config: MountConfig, source_reads: int, store: RangeStore | None) -> ServiceOptions:

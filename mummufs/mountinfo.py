@@ -10,7 +10,7 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,22 +106,24 @@ def resolve_mountpoint(path: Path, entries: Iterable[MountEntry]) -> Path:
     return Path(os.path.realpath(absolute))
 
 
-def probe(path: Path, timeout_s: float = PROBE_S) -> OSError | None:
+def probe(
+    path: Path, timeout_s: float = PROBE_S, ask: Callable[[Path], object] = lambda path: path.stat()
+) -> OSError | None:
     """Ask a path for its attributes. None where it answers; else its error, ETIMEDOUT where there is no answer.
 
-    The stat runs in a thread of its own: where it hangs, only that thread does.
+    The call runs in a thread of its own: where it hangs, only that thread does.
     """
     outcome: list[OSError | None] = []
 
-    def stat() -> None:
+    def call() -> None:
         try:
-            path.stat()
+            ask(path)
         except OSError as error:
             outcome.append(error)
         else:
             outcome.append(None)
 
-    thread = threading.Thread(target=stat, name="probe", daemon=True)
+    thread = threading.Thread(target=call, name="probe", daemon=True)
     thread.start()
     thread.join(timeout_s)
     return outcome[0] if outcome else TimeoutError(errno.ETIMEDOUT, "no answer")
@@ -129,8 +131,13 @@ def probe(path: Path, timeout_s: float = PROBE_S) -> OSError | None:
 
 def is_dead(path: Path) -> bool:
     """Whether the mount there has lost its daemon ("Transport endpoint is not connected")."""
-    error = probe(path)
+    error = probe(path, ask=_ask_past_the_cache)
     return error is not None and error.errno in DEAD_ERRNOS
+
+
+def _ask_past_the_cache(path: Path) -> None:
+    path.stat()
+    os.statvfs(path)  # the kernel answers a stat by itself for a time, of a dead mount too, but never this
 
 
 def holders(

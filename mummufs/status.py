@@ -63,7 +63,7 @@ def _options(config: MountConfig, service: Service) -> dict[str, Any]:
 def _state(service: Service) -> str:
     if service.cache is None:
         return "pass-through"
-    return "normal" if service.scanned else "scanning"
+    return service.cache.gate.state.value if service.scanned else "scanning"
 
 
 def _store(config: MountConfig, service: Service) -> dict[str, Any]:

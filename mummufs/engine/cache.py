@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mummufs.core.index import CacheIndex
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.filler import Filler
+from mummufs.engine.gate import Gate
 from mummufs.engine.resident import Resident
 from mummufs.store.rangestore import RangeStore
 
@@ -20,3 +21,4 @@ class Cache:
     store: RangeStore
     filler: Filler
     evictor: Evictor
+    gate: Gate

@@ -15,10 +15,11 @@ import trio
 from mummufs.core.errors import ManifestError, RangeFileError
 from mummufs.core.grazes import Grazes
 from mummufs.core.manifest import RangeTable
-from mummufs.core.plan import window_key
+from mummufs.core.plan import is_wanted, window_key
 from mummufs.core.ranges import ByteRange, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
+from mummufs.engine.gate import StoreLateError
 from mummufs.engine.nodes import Node
 from mummufs.engine.threads import Pools
 from mummufs.source.base import SourceFile
@@ -54,7 +55,6 @@ class Catalog:
         self._finishing = 0
         self._early = Grazes()
         self._nursery: trio.Nursery | None = None
-        self._finishing = 0
         self.parsed = 0
         self.refused = 0
 
@@ -89,15 +89,16 @@ class Catalog:
 
     def passed_through(self, node: Node, offset: int, size: int) -> None:
         """A read went to the source because the table is not known yet."""
-        if node in self._parsing:
-            self._early.add(_whole(node), offset, offset + size)
+        end = min(offset + size, node.version.size)  # the kernel asks for the whole last page
+        if node in self._parsing and offset < end:
+            self._early.add(_whole(node), offset, end)
 
     async def _load(self, node: Node, version: Version) -> RangeTable | None:
         """The table that an earlier mount has left, if it is of this version."""
         try:
-            payload = await self._pools.store_reads.run(self._cache.store.load_table, node.file, version)
+            payload = await self._cache.gate.read(self._cache.store.load_table, node.file, version)
             return RangeTable.from_bytes(payload)
-        except FileNotFoundError:
+        except (FileNotFoundError, StoreLateError):
             return None
         except (OSError, RangeFileError, ManifestError) as error:
             log.debug("the stored range table of %s is passed over: %s", _shown(node), error)
@@ -134,8 +135,10 @@ class Catalog:
         self._early.forget(_whole(node))
 
     async def _save(self, node: Node, version: Version, table: RangeTable) -> None:
+        if self._cache.gate.writes.is_open:
+            return
         try:
-            await self._pools.store_writes.run(self._cache.store.save_table, node.file, version, table.to_bytes())
+            await self._cache.gate.write(self._cache.store.save_table, node.file, version, table.to_bytes())
         except (OSError, RangeFileError) as error:
             self._counters.errors.store += 1
             log.warning("%s: its range table is not kept: %s", _shown(node), error)
@@ -143,15 +146,15 @@ class Catalog:
         self._cache.evictor.wake()
 
     async def _fill_early(self, node: Node, file: SourceFile, table: RangeTable) -> None:
-        """Fill the windows of which half or more was read before the table was known."""
+        """Fill the windows that were wanted by what was read before the table was known."""
         version = node.version
         looked_at = 0
         for start, end in self._early.runs(_whole(node)):
             for i in table.overlapping(start, end - start):
                 key = window_key(node.file, table, i)
-                window = ByteRange(key.offset, key.size)
-                seen = window.intersection(ByteRange(start, end - start))
-                if 2 * seen.size >= window.size:
+                window, run = ByteRange(key.offset, key.size), ByteRange(start, end - start)
+                seen = window.intersection(run)
+                if is_wanted(window, run, seen.size):
                     while self._cache.filler.is_full(key.size) and not node.stale:
                         await self._cache.filler.wait_landing()
                     self._cache.filler.offer_nowait(key, version, file, seen, reads=True)

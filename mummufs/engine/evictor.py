@@ -20,8 +20,8 @@ from mummufs.core.manifest import RangeTable
 from mummufs.core.plan import window_key
 from mummufs.core.ranges import FileId, RangeKey, Version
 from mummufs.core.stats import Counters
+from mummufs.engine.gate import Gate
 from mummufs.engine.resident import Resident
-from mummufs.engine.threads import Pools
 from mummufs.store.rangestore import RangeStore
 
 BATCH_MAX = 64
@@ -38,12 +38,12 @@ class Evictor:
     """Makes room in the store."""
 
     def __init__(
-        self, index: CacheIndex, resident: Resident, store: RangeStore, pools: Pools, counters: Counters
+        self, index: CacheIndex, resident: Resident, store: RangeStore, gate: Gate, counters: Counters
     ) -> None:
         self._index = index
         self._resident = resident
         self._store = store
-        self._pools = pools
+        self._gate = gate
         self._counters = counters
         self._queue: deque[RangeKey] = deque()
         self._failed: list[RangeKey] = []
@@ -110,7 +110,7 @@ class Evictor:
         """Remove the files of the queue. Those that cannot be are set aside: no wake-up but the clock's is for them."""
         while self._queue:
             batch = [self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))]
-            for key, error in await self._pools.store_writes.run(_remove_all, self._store, batch):
+            for key, error in await self._gate.write(_remove_all, self._store, batch):
                 if error is None:
                     self._one_less(key)
                     continue

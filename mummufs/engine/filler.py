@@ -22,6 +22,7 @@ from mummufs.core.ranges import ByteRange, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.flight import Flight, read_piece
+from mummufs.engine.gate import Gate
 from mummufs.engine.resident import Resident
 from mummufs.engine.threads import Pools
 from mummufs.source.base import Attributes, SourceFile
@@ -34,8 +35,8 @@ FLIGHTS_MAX = 1024
 """Flights at once: enough that the bytes are the limit for a model of small tensors, some 250 KiB on average."""
 ROOM_WAIT_S = 10.0
 """How long a flight that has its bytes waits for room in the store."""
-PAUSE_S = 5.0
-"""After the store refused a range file no flight begins for this long: a window would be read for nothing."""
+NO_ROOM_S = 5.0
+"""Found to be nearly full, the store's file system is asked again after this long; until then no flight begins."""
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Filler:
         resident: Resident,
         store: RangeStore,
         evictor: Evictor,
+        gate: Gate,
         pools: Pools,
         counters: Counters,
         *,
@@ -67,6 +69,7 @@ class Filler:
         self._resident = resident
         self._store = store
         self._evictor = evictor
+        self._gate = gate
         self._pools = pools
         self._counters = counters
         self._settle_ns = settle_ns
@@ -75,7 +78,7 @@ class Filler:
         self._flights: dict[RangeKey, Flight] = {}
         self._nursery: trio.Nursery | None = None
         self._landing = trio.Event()
-        self._paused_until = 0.0
+        self._no_room_until = 0.0
         self.noticed: Callable[[SourceFile, Attributes], None] | None = None
         """Told when a file turns out to have another version than a flight was started for."""
         self.open_for_fills = False
@@ -114,7 +117,7 @@ class Filler:
         if self._is_unsettled(version):
             self._counters.fills.unsettled += 1
             return None
-        if trio.current_time() < self._paused_until:
+        if self._gate.writes.is_open or self._gate.reads.is_open or trio.current_time() < self._no_room_until:
             self._counters.fills.dropped += 1
             return None
         if self.is_full(key.size):
@@ -205,18 +208,16 @@ class Filler:
         """Write the range file; None if the store cannot."""
         key = flight.key
         try:
-            free = await self._pools.store_writes.run(self._store.free_bytes)
+            free = await self._gate.write(self._store.free_bytes)
             if free - charge_of(key.size) >= self._reserve_bytes:
-                return await self._pools.store_writes.run(self._store.write_range, key, flight.version, flight.data)
+                return await self._gate.write(self._store.write_range, key, flight.version, flight.data)
+            self._no_room_until = trio.current_time() + NO_ROOM_S
             reason = f"the store's file system has {free} bytes left, of which {self._reserve_bytes} are kept free"
-        except IsADirectoryError as error:  # this name alone is taken; it says nothing of the store
-            self._counters.errors.store += 1
-            log.warning("inode %d, offset %d, %d bytes: not stored: %s", key.file.inode, key.offset, key.size, error)
-            return None
         except OSError as error:
             self._counters.errors.store += 1
+            if not isinstance(error, IsADirectoryError):  # that name alone is taken, which says nothing of the store
+                self._gate.failed(self._gate.writes, error, at_once=True)
             reason = str(error)
-        self._paused_until = trio.current_time() + PAUSE_S
         log.warning("inode %d, offset %d, %d bytes: not stored: %s", key.file.inode, key.offset, key.size, reason)
         return None
 

@@ -20,6 +20,8 @@ CHILDREN_MAX = 2
 """Headers parsed at once: they are read from the slow disk."""
 PARSE_TIME_MAX_S = 600.0
 """After this long a child is killed. Its CPU time has a limit of its own; this is for a source that hangs."""
+KILLED_WAIT_S = 1.0
+"""How long a killed child is waited for."""
 
 
 class ChildParser:
@@ -106,11 +108,16 @@ async def _output(command: list[str], fds: list[int]) -> bytes:
             await process.wait()
             return bytes(answer)
         finally:
-            if process.returncode is None:
-                process.kill()
-                with trio.CancelScope(shield=True):
-                    await process.wait()
+            await end_child(process)
     raise ManifestError(f"parsing its header takes more than {PARSE_TIME_MAX_S:.0f} s")
+
+
+async def end_child(process: trio.Process) -> None:
+    """Kill a child that has not ended. One that hangs in the kernel, in a read of the source, is not waited for."""
+    if process.returncode is None:
+        process.kill()
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + KILLED_WAIT_S):
+            await process.wait()
 
 
 def child_environment() -> dict[str, str]:

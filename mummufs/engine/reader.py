@@ -17,6 +17,7 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import trio
 
@@ -28,6 +29,7 @@ from mummufs.core.ranges import ByteRange, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
 from mummufs.engine.flight import Flight, FlightFailedError, read_piece
+from mummufs.engine.gate import StoreLateError
 from mummufs.engine.nodes import Node
 from mummufs.engine.resident import Resident
 from mummufs.engine.threads import Pools
@@ -48,6 +50,13 @@ class _Part:
     hit: RangeKey | None = None
     flight: Flight | None = None
     gifts: list[Flight] = field(default_factory=list)
+
+
+class _Done(NamedTuple):
+    """A read that has its bytes."""
+
+    data: bytearray
+    kinds: list[tuple[SegmentKind, int]]
 
 
 class Reader:
@@ -79,39 +88,43 @@ class Reader:
         self.reads_in_flight += 1
         self.bytes_in_flight += size
         try:
-            buffer = bytearray(size)
-            try:
-                kinds = await self._read(node, file, version, memoryview(buffer), offset)
-            except OSError as error:
-                if error.errno == errno.ESTALE:
-                    self._counters.errors.stale += 1
-                    node.stale = True
-                else:
-                    self._counters.errors.source += 1
-                raise
-            if node.stale:  # it was found out while this read was under way
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-            self._account(kinds, size)
-            return buffer
+            data, kinds = await self._read(node, file, version, offset, size)
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                self._counters.errors.stale += 1
+                node.stale = True
+            else:
+                self._counters.errors.source += 1
+            raise
         finally:
             self.reads_in_flight -= 1
             self.bytes_in_flight -= size
+        if node.stale:  # it was found out while this read was under way
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        self._account(kinds, size)
+        return data
 
-    async def _read(
-        self, node: Node, file: SourceFile, version: Version, buffer: memoryview, offset: int
-    ) -> list[tuple[SegmentKind, int]]:
-        """Fill the buffer; the kinds that its segments turned out to be."""
+    async def _read(self, node: Node, file: SourceFile, version: Version, offset: int, size: int) -> _Done:
+        """The bytes, and the kinds that the segments turned out to be."""
         cache = self._cache
         if cache is None:
-            await self._from_source(file, version, buffer, offset)
-            return [(SegmentKind.BYPASS, len(buffer))]
-        plan = cache.index.plan_read(node.file, version, node.ranges, offset, len(buffer))
+            buffer = bytearray(size)
+            await self._from_source(file, version, memoryview(buffer), offset)
+            return _Done(buffer, [(SegmentKind.BYPASS, size)])
+        plan = cache.index.plan_read(node.file, version, node.ranges, offset, size)
         if self.scanning and await self._look_by_name(cache, plan):
-            plan = cache.index.plan_read(node.file, version, node.ranges, offset, len(buffer))
+            plan = cache.index.plan_read(node.file, version, node.ranges, offset, size)
         parts = self._parts(cache, plan, file)
+        if len(parts) == 1 and parts[0].hit is not None:
+            whole = await self._from_store(cache, parts[0].hit, version, offset, size)
+            if whole is not None:
+                return _Done(whole, [(SegmentKind.HIT, size)])
+            parts[0].hit = None
+            parts[0].segments = [parts[0].segments[0]._replace(kind=SegmentKind.MISS)]
+        buffer = bytearray(size)
         kinds: list[tuple[SegmentKind, int]] = []
-        await _all([partial(self._run, cache, part, plan, file, buffer, kinds) for part in parts])
-        return kinds
+        await _all([partial(self._run, cache, part, plan, file, memoryview(buffer), kinds) for part in parts])
+        return _Done(buffer, kinds)
 
     def _parts(self, cache: Cache, plan: ReadPlan, file: SourceFile) -> list[_Part]:
         """Decide where each segment's bytes come from, start the flights, and count the touches."""
@@ -170,7 +183,9 @@ class Reader:
         """Fill one part of the buffer."""
         place = buffer[part.offset - plan.offset : part.end - plan.offset]
         if part.hit is not None:
-            if await self._from_store(cache, part.hit, plan.version, place, part.offset):
+            stored = await self._from_store(cache, part.hit, plan.version, part.offset, len(place))
+            if stored is not None:
+                place[:] = stored
                 kinds.append((SegmentKind.HIT, len(place)))
                 return
             kinds.append((SegmentKind.MISS, len(place)))
@@ -191,11 +206,20 @@ class Reader:
         for flight in part.gifts:
             flight.give(part.offset, place)
 
-    async def _from_store(self, cache: Cache, key: RangeKey, version: Version, place: memoryview, offset: int) -> bool:
-        """Fill the place from a range file; False, and the entry is dropped, if it cannot be."""
-        read = await self._pools.store_reads.run(_read_stored, cache.resident, key, version, place, offset)
+    async def _from_store(
+        self, cache: Cache, key: RangeKey, version: Version, offset: int, size: int
+    ) -> bytearray | None:
+        """Bytes of a range file; None if it cannot give them, and then its entry is dropped if that is its own fault.
+
+        The buffer belongs to the call alone: one that was given up may still write to it.
+        """
+        buffer = bytearray(size)
+        try:
+            read = await cache.gate.read(_read_stored, cache.resident, key, version, memoryview(buffer), offset)
+        except StoreLateError:
+            return None
         if isinstance(read, bool):
-            return read
+            return buffer if read else None
         if cache.index.state(key) is State.RESIDENT:  # else it was evicted meanwhile, which is no fault
             self._counters.errors.store += 1
             self._counters.errors.corrupt += isinstance(read, RangeFileError)
@@ -203,7 +227,7 @@ class Reader:
                 "the range file of inode %d, offset %d, %d bytes is dropped: %s", key.file.inode, *key[1:], read
             )
             cache.evictor.evict_nowait((key,))
-        return False
+        return None
 
     async def _from_source(self, file: SourceFile, version: Version, place: memoryview, offset: int) -> None:
         self._counters.source_reads.count += 1
@@ -220,8 +244,8 @@ class Reader:
             if cache.index.state(key) is not State.ABSENT:
                 continue
             try:
-                stored = await self._pools.store_reads.run(cache.store.open_range, key, plan.version)
-            except (OSError, RangeFileError):
+                stored = await cache.gate.read(cache.store.open_range, key, plan.version)
+            except (OSError, RangeFileError, StoreLateError):
                 continue  # the scan will say what is wrong with it
             if cache.index.restore(key, charge_of(key.size), plan.version):
                 cache.resident.add(key, plan.version, stored)

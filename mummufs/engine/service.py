@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import trio
@@ -20,8 +21,9 @@ from mummufs.engine.cache import Cache
 from mummufs.engine.catalog import Catalog, Parser
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.filler import Filler
+from mummufs.engine.gate import Gate
 from mummufs.engine.overlay import Overlay
-from mummufs.engine.parse import ChildParser, child_environment
+from mummufs.engine.parse import ChildParser, child_environment, end_child
 from mummufs.engine.reader import Reader
 from mummufs.engine.resident import OPEN_MAX, Resident
 from mummufs.engine.threads import Pools
@@ -48,6 +50,7 @@ class ServiceOptions:
         reserve_bytes: free space of the store's file system below which nothing is filled.
         settle_s: a file that changed this recently is not stored.
         policy: a name in core.policy.POLICIES.
+        source_timeout_s: after which a call to the source is given up, with EIO for who waits.
         manifest: a native manifest for the file that it names.
         open_max: range files kept open.
     """
@@ -57,6 +60,7 @@ class ServiceOptions:
     reserve_bytes: int = 0
     settle_s: float = 5.0
     policy: str = "hotness"
+    source_timeout_s: float = inf
     manifest: Path | None = None
     open_max: int = OPEN_MAX
 
@@ -82,7 +86,7 @@ class Service:
             wall_ns: the time of day in ns.
         """
         self.counters = Counters()
-        self.pools = Pools(options.source_reads)
+        self.pools = Pools(options.source_reads, options.source_timeout_s)
         self.source = source
         self.cache: Cache | None = None
         self.catalog: Catalog | None = None
@@ -110,19 +114,21 @@ class Service:
         index = CacheIndex(options.budget_bytes, POLICIES[options.policy](options.budget_bytes))
         index.set_overhead(store.tables_bytes)
         resident = Resident(store, options.open_max)
-        evictor = Evictor(index, resident, store, self.pools, self.counters)
+        gate = Gate(store, self.pools, self.counters)
+        evictor = Evictor(index, resident, store, gate, self.counters)
         filler = Filler(
             index,
             resident,
             store,
             evictor,
+            gate,
             self.pools,
             self.counters,
             settle_ns=int(options.settle_s * 1e9),
             reserve_bytes=options.reserve_bytes,
             wall_ns=wall_ns,
         )
-        return Cache(index, resident, store, filler, evictor)
+        return Cache(index, resident, store, filler, evictor, gate)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. `task_status` is told once the root of the source has answered.
@@ -133,6 +139,7 @@ class Service:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.overlay.run)
             if self.cache is not None and self.catalog is not None:
+                nursery.start_soon(self.cache.gate.run)
                 nursery.start_soon(self.cache.evictor.run)
                 await nursery.start(self.cache.filler.run)
                 await nursery.start(self.catalog.run)
@@ -186,10 +193,7 @@ class Service:
             if await process.wait() != 0:
                 raise OSError("the process that scans the store ended early")
         finally:
-            if process.returncode is None:
-                process.kill()
-                with trio.CancelScope(shield=True):
-                    await process.wait()
+            await end_child(process)
 
     def _restore(self, found: Iterable[tuple[RangeKey, Version]]) -> None:
         assert self.cache is not None

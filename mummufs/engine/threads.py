@@ -7,14 +7,23 @@ a source that hangs holds at most as many threads as its pools have places.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import threading
 from collections.abc import Callable
-from typing import TypeVar, TypeVarTuple
+from functools import partial
+from math import inf
+from typing import Generic, TypeVar, TypeVarTuple
 
 import trio
 
 METADATA_THREADS = 16
 STORE_READ_THREADS = 32
 STORE_WRITE_THREADS = 4
+STORE_PROBE_THREADS = 2
+"""One for a probe that hangs, one for whether that is still so."""
+EXTRA_THREADS_MAX = 64
+"""Threads of a pool that may be stuck while others take their place."""
 
 Result = TypeVar("Result")
 Args = TypeVarTuple("Args")
@@ -26,22 +35,51 @@ class Pool:
     Attributes:
         waiting: calls that wait for a thread or run in one.
         waiting_max: the most there have been.
+        late: calls that were given up.
+        stuck: threads that such calls still hold, and that have a stand-in.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, limit_s: float = inf) -> None:
         self._limiter = trio.CapacityLimiter(threads)
+        self._limit_s = limit_s
         self.threads = threads
         self.waiting = 0
         self.waiting_max = 0
+        self.late = 0
+        self.stuck = 0
 
     async def run(self, function: Callable[[*Args], Result], *args: *Args) -> Result:
-        """Call `function` in a thread of this pool, in the order of arrival."""
+        """Call `function` in a thread of this pool, in the order of arrival.
+
+        After `limit_s` it is given up. A thread that is stuck then gets a stand-in, EXTRA_THREADS_MAX at most.
+
+        Raises:
+            OSError: EIO where the call has not come back in time, or its turn has not come; or the call's own.
+        """
+        call = _Call(function)
         self.waiting += 1
         self.waiting_max = max(self.waiting_max, self.waiting)
         try:
-            return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=self._limiter)
+            with trio.move_on_after(self._limit_s):
+                return await trio.to_thread.run_sync(call.run, *args, abandon_on_cancel=True, limiter=self._limiter)
         finally:
             self.waiting -= 1
+        self._replace(call)
+        raise OSError(errno.EIO, f"no answer within {self._limit_s:g} s")
+
+    def _replace(self, call: _Call[*Args, Result]) -> None:
+        """A call was given up: while its thread is stuck another takes its place."""
+        self.late += 1
+        if not call.started or self.stuck >= EXTRA_THREADS_MAX:
+            return
+        self.stuck += 1
+        self._limiter.total_tokens += 1
+        if not call.when_done(partial(_soon, trio.lowlevel.current_trio_token(), self._unstuck)):
+            self._unstuck()
+
+    def _unstuck(self) -> None:
+        self.stuck -= 1
+        self._limiter.total_tokens -= 1
 
     @property
     def busy(self) -> int:
@@ -49,11 +87,46 @@ class Pool:
         return self._limiter.borrowed_tokens
 
 
+class _Call(Generic[*Args, Result]):
+    """A call in a thread: whether it has begun, and what to do when it has ended."""
+
+    def __init__(self, function: Callable[[*Args], Result]) -> None:
+        self._function = function
+        self._lock = threading.Lock()
+        self._then: Callable[[], None] | None = None
+        self._done = False
+        self.started = False
+
+    def run(self, *args: *Args) -> Result:
+        self.started = True
+        try:
+            return self._function(*args)
+        finally:
+            with self._lock:
+                self._done = True
+            if self._then is not None:
+                self._then()
+
+    def when_done(self, then: Callable[[], None]) -> bool:
+        """Have this called from the thread when the call has ended; False if it has already."""
+        with self._lock:
+            if self._done:
+                return False
+            self._then = then
+            return True
+
+
+def _soon(token: trio.lowlevel.TrioToken, call: Callable[[], None]) -> None:
+    with contextlib.suppress(trio.RunFinishedError):
+        token.run_sync_soon(call)
+
+
 class Pools:
     """The pools of one mount."""
 
-    def __init__(self, source_reads: int) -> None:
-        self.source = Pool(source_reads)
-        self.metadata = Pool(METADATA_THREADS)
+    def __init__(self, source_reads: int, source_timeout_s: float = inf) -> None:
+        self.source = Pool(source_reads, source_timeout_s)
+        self.metadata = Pool(METADATA_THREADS, source_timeout_s)
         self.store_reads = Pool(STORE_READ_THREADS)
         self.store_writes = Pool(STORE_WRITE_THREADS)
+        self.store_probes = Pool(STORE_PROBE_THREADS)

@@ -51,6 +51,19 @@ class StoreLock:
                 )
             time.sleep(_POLL_S)
 
+    def renew(self, directory: Path) -> None:
+        """Take the lock of a store whose directory was made anew; the old one is given up.
+
+        Raises:
+            OSError: somebody else has it by now, or the lock file cannot be made.
+        """
+        try:
+            fresh = StoreLock(directory, wait_s=0)
+        except StoreBusyError as error:
+            raise OSError(errno.EBUSY, str(error)) from None
+        old, self._fd, fresh._fd = self._fd, fresh._fd, -1
+        os.close(old)
+
     def release(self) -> None:
         """Give the store up."""
         fd, self._fd = self._fd, -1

@@ -73,12 +73,17 @@ class Os(Protocol):
         """Bytes that the file system has in all."""
         ...
 
+    def revive(self) -> bool:
+        """Make the store's own directory anew if somebody has removed it; whether that was so."""
+        ...
+
 
 class RealOs:
     """The calls of Linux, relative to one directory."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._directory = os.path.abspath(directory)
+        self._root = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def open(self, name: str) -> int:
         return os.open(name, _READ_FLAGS, dir_fd=self._root)
@@ -136,6 +141,15 @@ class RealOs:
     def total_bytes(self) -> int:
         s = os.fstatvfs(self._root)
         return s.f_blocks * s.f_frsize
+
+    def revive(self) -> bool:
+        if os.fstat(self._root).st_nlink:
+            return False
+        os.makedirs(self._directory, DIR_MODE, exist_ok=True)
+        fresh = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.dup2(fresh, self._root, inheritable=False)  # other threads go on with the same number
+        os.close(fresh)
+        return True
 
     def __del__(self) -> None:
         root, self._root = getattr(self, "_root", -1), -1

@@ -27,10 +27,12 @@ from mummufs.store.layout import (
     DIRECTORIES,
     HEADER_BYTES,
     HEADER_USED_BYTES,
+    RANGES_DIR,
     TABLES_DIR,
     TMP_DIR,
     RangeHeader,
     digest_of,
+    is_range_name,
     is_table_name,
     is_tmp_name,
     pack_table,
@@ -182,13 +184,14 @@ class StoredRange:
 class RangeStore:
     """The store's directory. The caller holds its lock."""
 
-    def __init__(self, fs: Os) -> None:
+    def __init__(self, fs: Os, relock: Callable[[], None] | None = None) -> None:
         """Make the directories and remove what an earlier mount left half-written.
 
         Raises:
             OSError: the directory cannot be used.
         """
         self._fs = fs
+        self._relock = relock
         self._serial = itertools.count(1)
         self._tables_lock = threading.Lock()
         for name in DIRECTORIES:
@@ -234,6 +237,37 @@ class RangeStore:
     def free_bytes(self) -> int:
         """Bytes that the store's file system still has for us."""
         return self._fs.free_bytes()
+
+    # ------------------------------------------------------------------ probes
+
+    def probe_read(self) -> None:
+        """Raise OSError unless a range file (any one; failing that its directory) can be read."""
+        for sub in sorted(self._fs.names(RANGES_DIR)):
+            for name in filter(is_range_name, self._fs.names(f"{RANGES_DIR}/{sub}")):
+                fd = self._fs.open(f"{RANGES_DIR}/{sub}/{name}")
+                try:
+                    self._fs.read(fd, memoryview(bytearray(HEADER_USED_BYTES)), 0)
+                finally:
+                    self._fs.close(fd)
+                return
+
+    def probe_write(self) -> None:
+        """Raise OSError unless a file can be written, synced and removed; makes missing directories anew."""
+        if self._fs.revive() and self._relock is not None:
+            self._relock()
+        for name in DIRECTORIES:
+            self._fs.mkdir(name)
+        data = memoryview(bytes(HEADER_BYTES))
+        name = tmp_name("0" * 32, next(self._serial))
+        fd = self._fs.create(name)
+        try:
+            try:
+                self._write_all(fd, data, 0)
+                self._fs.sync(fd)
+            finally:
+                self._fs.close(fd)
+        finally:
+            self._fs.unlink(name)
 
     # ------------------------------------------------------------------ range tables
 

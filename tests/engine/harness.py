@@ -153,6 +153,9 @@ class FaultyOs:
         self._call("total_bytes")
         return self._real.total_bytes()
 
+    def revive(self) -> bool:
+        return self._real.revive()
+
 
 class _Changes:
     """Tells that some call in a worker thread has ended, or that a read has reached the source."""
@@ -312,12 +315,12 @@ class Engine:
         assert (reader.reads_in_flight, reader.bytes_in_flight) == (0, 0)
         assert (filler.flights, filler.in_flight_bytes) == (0, 0)
         assert (statistics.filling, statistics.filling_bytes, statistics.evicting) == (0, 0, evicting)
-        assert [pool.waiting for pool in self._pools()] == [0, 0, 0, 0]
+        assert not any(pool.waiting for pool in self._pools())
         assert statistics.used_bytes == sum(e.charge for e in self.index._entries.values())
         assert statistics.used_bytes + statistics.overhead_bytes <= statistics.budget_bytes
 
     def _pools(self) -> tuple[Pool, ...]:
-        return (self.pools.source, self.pools.metadata, self.pools.store_reads, self.pools.store_writes)
+        return tuple(vars(self.pools).values())
 
 
 def budget_for(ranges: int, size: int) -> int:
@@ -357,7 +360,7 @@ async def engine(
     changes, pools = _Changes(), service.pools
     if isinstance(source, MemorySource):
         source._open_gate = _WatchedGate(changes)
-    for name in ("source", "metadata", "store_reads", "store_writes"):
+    for name in list(vars(pools)):
         setattr(pools, name, _WatchedPool(getattr(pools, name).threads, changes))
     running = Engine(service, source, store_dir, changes)
     if not hold_scan:

@@ -33,7 +33,8 @@ async def test_what_was_read_before_the_parse_has_ended_is_filled_afterwards(tmp
     async with engine(source, tmp_path, parser) as e:
         handle = await e.open(b"model")
         assert handle.node.ranges is None
-        for offset, size in ((0, WINDOW), (WINDOW, WINDOW // 2), (2 * WINDOW, WINDOW // 2 - 1)):
+        # Half of the first window, the second, a byte less than half of the third; and a little inside the last.
+        for offset, size in ((WINDOW // 2, 2 * WINDOW - 1), (3 * WINDOW + 1000, 2000)):
             for at in range(offset, offset + size, 10_000):
                 end = min(offset + size, at + 10_000)
                 assert await e.read(handle, at, end - at) == DATA[at:end]
@@ -43,10 +44,24 @@ async def test_what_was_read_before_the_parse_has_ended_is_filled_afterwards(tmp
         parser.gate.set()
         await e.idle()
         resident, absent = State.RESIDENT, State.ABSENT
-        assert [e.state(handle, i) for i in range(COUNT)] == [resident, resident, absent, absent]
+        assert [e.state(handle, i) for i in range(COUNT)] == [resident, resident, absent, resident]
         before = len(source.reads)
         assert await e.read(handle, 0, 2 * WINDOW) == DATA[: 2 * WINDOW]
         assert len(source.reads) == before
+        e.check()
+
+
+async def test_an_early_read_past_the_end_counts_as_a_read_up_to_it(tmp_path: Path) -> None:
+    """The kernel asks for the whole last page of a file."""
+    source, parser = source_and_parser()
+    parser.gate = trio.Event()
+    async with engine(source, tmp_path, parser) as e:
+        handle = await e.open(b"model")
+        assert await e.read(handle, len(DATA) - 1000, 4096) == DATA[-1000:]
+        assert await e.read(handle, len(DATA), 4096) == b""
+        parser.gate.set()
+        await e.idle()
+        assert e.state(handle, COUNT - 1) == State.RESIDENT
         e.check()
 
 

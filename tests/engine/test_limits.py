@@ -179,7 +179,8 @@ async def test_a_full_file_system_stops_fills_for_a_while(tmp_path: Path, mock_c
         assert (e.counters.errors.store, e.counters.fills.aborted, e.counters.fills.dropped) == (1, 1, 2)
         assert source.read_bytes() == WINDOW + 2
         fs.fails = lambda *_: False
-        mock_clock.jump(filler.PAUSE_S)
+        mock_clock.jump(filler.NO_ROOM_S)
+        await e.idle()  # a probe finds that the store can be written to again
         await e.fill(handle, 0)
         assert e.state(handle, 0) is State.RESIDENT
         e.check()

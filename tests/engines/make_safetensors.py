@@ -12,13 +12,15 @@ import sys
 
 import numpy as np
 
+Weights = np.ndarray[tuple[int, ...], np.dtype[np.float16]]
+
 LAYERS, EXPERTS, EMBD, FF = 2, 8, 768, 512
 
 
-def tensors() -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float16]]]:
+def tensors() -> dict[str, Weights]:
     """The weights by name, from one seeded generator."""
     rng = np.random.default_rng(1)
-    made = {}
+    made: dict[str, Weights] = {}
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}"
         made[f"{prefix}.input_layernorm.weight"] = np.ones(EMBD, np.float16)

@@ -12,9 +12,12 @@ from tests.engines.engines import Engines, Model, check_source_untouched, check_
 pytestmark = [pytest.mark.mount, pytest.mark.engine]
 
 
+WAYS = ["safe_open", "load_file"]
+
+
 @pytest.fixture(scope="module")
 def models(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
-    """ "moe", made here, and "minilm", a real one."""
+    """The models by name: "moe", made here, and "minilm", a real one."""
     directory = tmp_path_factory.mktemp("safetensors")
     engines.run("make_safetensors.py", directory / "moe.safetensors")
     return {
@@ -23,7 +26,7 @@ def models(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     }
 
 
-@pytest.mark.parametrize("way", ["safe_open", "load_file"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["moe", "minilm"])
 def test_tensors_are_those_without_the_mount(
     engines: Engines, models: dict[str, Model], store: Path, name: str, way: str

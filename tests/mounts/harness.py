@@ -133,7 +133,8 @@ class Mounted:
     @property
     def is_mounted(self) -> bool:
         """Whether the mountpoint is one of ours, dead or alive."""
-        return f" {self.mountpoint} " in Path("/proc/self/mountinfo").read_text()
+        name = os.fspath(self.mountpoint).replace(" ", "\\040")  # as mountinfo has it
+        return f" {name} " in Path("/proc/self/mountinfo").read_text()
 
     def take_down(self) -> None:
         """Unmount by whatever means it takes."""

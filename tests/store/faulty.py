@@ -137,6 +137,9 @@ class FaultyOs:
         self._call("total_bytes")
         return self._real.total_bytes()
 
+    def revive(self) -> bool:
+        return self._real.revive()
+
     def _opened(self, fd: int, name: str) -> int:
         self.fds[fd] = name
         return fd

@@ -51,6 +51,7 @@ class Session:
         self._mountpoint = mountpoint
         self._options = options
         self._ended = trio.Event()
+        self._serving = trio.CancelScope()
         self._mounted = False
 
     def mount(self) -> None:
@@ -77,26 +78,25 @@ class Session:
     async def serve(self) -> None:
         """Answer requests until the mount is gone."""
         try:
-            await pyfuse3.main(min_tasks=1, max_tasks=MAX_TASKS)
+            with self._serving:
+                await pyfuse3.main(min_tasks=1, max_tasks=MAX_TASKS)
         finally:
             self._ended.set()
 
-    async def leave(self, give_up_s: float) -> bool:
+    async def leave(self, give_up_s: float, *, is_there: bool = True) -> bool:
         """Unmount; False where something still held the mount and it had to be detached and cut off.
 
         Args:
             give_up_s: how long a detached mount may go on serving who holds it.
+            is_there: whether the mountpoint still shows this mount: what others mounted there is left alone.
         """
-        if await trio.to_thread.run_sync(unmount, self._mountpoint, False, abandon_on_cancel=True):
-            with trio.move_on_after(give_up_s):
-                await self._ended.wait()
-                return True
-        else:
+        if is_there and not await trio.to_thread.run_sync(unmount, self._mountpoint, False, abandon_on_cancel=True):
             await trio.to_thread.run_sync(unmount, self._mountpoint, True, abandon_on_cancel=True)
-            with trio.move_on_after(give_up_s):
-                await self._ended.wait()
-                return True
+        with trio.move_on_after(give_up_s):
+            await self._ended.wait()
+            return True
         pyfuse3.terminate()
+        self._serving.cancel()  # requests that a hung source holds are not waited for
         return False
 
     def close(self) -> None:
