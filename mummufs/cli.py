@@ -13,6 +13,7 @@ from mummufs.commands.output import printable
 from mummufs.commands.ranges import ranges
 from mummufs.commands.status import status
 from mummufs.commands.umount import umount
+from mummufs.commands.verify import verify
 from mummufs.core.errors import MummufsError, UsageError
 
 
@@ -58,7 +59,7 @@ def cli() -> None:
     """Serve a model on a slow volume from the NVMe, range by range."""
 
 
-for command in (mount, umount, status, ranges, install_helper):
+for command in (mount, umount, status, ranges, verify, install_helper):
     cli.add_command(command)
 
 

@@ -18,6 +18,7 @@ from mummufs.paths import check_places, existing_file, source_directory, usable_
 from mummufs.units import parse_count, parse_duration, parse_gib, parse_size
 
 Policy = Literal["hotness", "lru"]
+Verify = Literal["first", "always"]
 
 STORE_ENV = "MUMMU_DISK_CACHE_DIR"
 """The environment's default of the store's directory. Empty means unset, as for the next."""
@@ -50,11 +51,16 @@ ATTR_TIMEOUT_S_DEFAULT = 1.0
 SETTLE_S_DEFAULT = 5.0
 """A file that changed in so many last seconds is not cached: its version does not yet tell its contents."""
 
+SOURCE_TIMEOUT_S_DEFAULT = 120.0
+"""A call to the source that takes longer is given up, with EIO for who waits. Disks take 30 s to spin up."""
+
 MOUNT_TIMEOUT_S_DEFAULT = 60.0
 """How long `mummufs mount` waits for the mount to answer. A source may have to spin up."""
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_LEVEL_DEFAULT = "info"
+
+VERIFY: dict[str, Verify] = {"first": "first", "always": "always"}
 
 POLICIES: tuple[Policy, ...] = ("hotness", "lru")
 
@@ -78,6 +84,9 @@ class MountConfig:
         max_background: see MAX_BACKGROUND_DEFAULT.
         attr_timeout_s: see ATTR_TIMEOUT_S_DEFAULT.
         settle_s: see SETTLE_S_DEFAULT.
+        source_timeout_s: see SOURCE_TIMEOUT_S_DEFAULT.
+        offline_reads: serve what is in the store while the source is absent.
+        verify: prove a range file before its first hit of a mount, or before every hit.
         policy: the order of eviction.
         manifest: a native manifest that names the ranges of the file it states, or None.
         log_file: where the daemon logs, absolute; None for nowhere in the background, stderr in the foreground.
@@ -101,6 +110,9 @@ class MountConfig:
     max_background: int = MAX_BACKGROUND_DEFAULT
     attr_timeout_s: float = ATTR_TIMEOUT_S_DEFAULT
     settle_s: float = SETTLE_S_DEFAULT
+    source_timeout_s: float = SOURCE_TIMEOUT_S_DEFAULT
+    offline_reads: bool = False
+    verify: Verify = "first"
     policy: Policy = "hotness"
     manifest: Path | None = None
     log_file: Path | None = None
@@ -155,6 +167,9 @@ def build(
         max_background=_count(values, "max_background", 1, MAX_BACKGROUND_MAX) or MAX_BACKGROUND_DEFAULT,
         attr_timeout_s=_duration(values, "attr_timeout", ATTR_TIMEOUT_S_DEFAULT),
         settle_s=_duration(values, "settle", SETTLE_S_DEFAULT),
+        source_timeout_s=_source_timeout(values),
+        offline_reads="offline_reads" in parsed.flags,
+        verify=_verify(values),
         policy=_policy(values),
         manifest=existing_file("the manifest", values["manifest"]) if "manifest" in values else None,
         log_file=writable_place("the log file", values["log_file"], directory=False) if "log_file" in values else None,
@@ -178,6 +193,8 @@ def daemon_arguments(config: MountConfig) -> list[str]:
         "max_background": config.max_background,
         "attr_timeout": f"{config.attr_timeout_s:.6f}",
         "settle": f"{config.settle_s:.6f}",
+        "source_timeout": f"{config.source_timeout_s:.6f}",
+        "verify": config.verify,
         "policy": config.policy,
         "manifest": config.manifest,
         "log_file": config.log_file,
@@ -189,6 +206,8 @@ def daemon_arguments(config: MountConfig) -> list[str]:
     words.extend(config.mount_flags)
     if config.allow_other:
         words.append("allow_other")
+    if config.offline_reads:
+        words.append("offline_reads")
     return ["mount", "-o", ",".join(words), "--", str(config.source), str(config.mountpoint)]
 
 
@@ -238,6 +257,21 @@ def _read_ahead(values: Mapping[str, str]) -> int | None:
     if size is not None and size > READ_AHEAD_BYTES_MAX:
         raise UsageError(f"read_ahead: {values['read_ahead']!r} is more than the limit of 1G")
     return size
+
+
+def _source_timeout(values: Mapping[str, str]) -> float:
+    seconds = _duration(values, "source_timeout", SOURCE_TIMEOUT_S_DEFAULT)
+    if seconds <= 0:
+        raise UsageError("source_timeout: give a time longer than 0")
+    return seconds
+
+
+def _verify(values: Mapping[str, str]) -> Verify:
+    value = values.get("verify", "first")
+    known = VERIFY.get(value)
+    if known is None:
+        raise UsageError(f"verify: {value!r} is not one of: {', '.join(VERIFY)}")
+    return known
 
 
 def _mount_timeout(values: Mapping[str, str]) -> float:

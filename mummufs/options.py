@@ -23,6 +23,8 @@ OWN_OPTIONS = {
     "max_background": "N",
     "attr_timeout": "SECONDS",
     "settle": "SECONDS",
+    "source_timeout": "SECONDS",
+    "verify": "first|always",
     "policy": "hotness|lru",
     "manifest": "FILE",
     "log_file": "FILE",
@@ -32,7 +34,7 @@ OWN_OPTIONS = {
 }
 """The options of mummufs that take a value, and what the value is."""
 
-OWN_FLAGS = frozenset({"allow_other", "default_permissions"})
+OWN_FLAGS = frozenset({"allow_other", "default_permissions", "offline_reads"})
 """The options of mummufs without a value. `default_permissions` is always on, so it changes nothing."""
 
 KEPT_FLAGS = {

@@ -11,6 +11,7 @@ from mummufs.backends.fuse.operations import Operations
 from mummufs.backends.fuse.session import MAX_TASKS
 from mummufs.backends.fuse.tuning import Tuned
 from mummufs.config import MountConfig
+from mummufs.engine.scrub import Scrub
 from mummufs.engine.service import Service
 
 SCHEMA = 1
@@ -43,8 +44,16 @@ def status(
         "evictions": asdict(counters.evictions),
         "source_reads": asdict(counters.source_reads),
         "errors": asdict(counters.errors),
+        "scrub": None if service.scrub is None else scrub_status(service.scrub),
         "gauges": _gauges(service, operations),
     }
+
+
+def scrub_status(scrub: Scrub) -> dict[str, Any]:
+    """How far a scrub is, or how the last one ended."""
+    found = asdict(scrub.progress)
+    del found["at"]
+    return found
 
 
 def _options(config: MountConfig, service: Service) -> dict[str, Any]:
@@ -56,6 +65,9 @@ def _options(config: MountConfig, service: Service) -> dict[str, Any]:
         "attr_timeout_s": config.attr_timeout_s,
         "settle_s": config.settle_s,
         "policy": config.policy,
+        "source_timeout_s": config.source_timeout_s,
+        "offline_reads": config.offline_reads,
+        "verify": config.verify,
         "manifest": None if config.manifest is None else os.fspath(config.manifest),
     }
 
@@ -96,6 +108,8 @@ def _gauges(service: Service, operations: Operations) -> dict[str, Any]:
         gauges[f"{name}_waiting"] = pool.waiting
         gauges[f"{name}_waiting_max"] = pool.waiting_max
         gauges[f"{name}_threads_busy"] = pool.busy
+        gauges[f"{name}_late"] = pool.late
+        gauges[f"{name}_stuck"] = pool.stuck
     if service.cache is not None and service.catalog is not None:
         filler = service.cache.filler
         gauges["fill_bytes_in_flight"] = filler.in_flight_bytes

@@ -16,7 +16,7 @@ from mummufs.launch import clear_dead_mount, mount_in_background
 from mummufs.options import OWN_OPTIONS
 
 _EPILOG = "Options of -o, besides mount(8)'s: " + ", ".join(
-    ["allow_other", *(f"{name}={value}" for name, value in OWN_OPTIONS.items())]
+    ["allow_other", "offline_reads", *(f"{name}={value}" for name, value in OWN_OPTIONS.items())]
 )
 
 

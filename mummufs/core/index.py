@@ -161,6 +161,11 @@ class CacheIndex:
         entry = self._entries.get(key)
         return State.ABSENT if entry is None else entry.state
 
+    def version(self, key: RangeKey) -> Version | None:
+        """The version of a resident range; None if it is not resident."""
+        entry = self._entries.get(key)
+        return entry.version if entry is not None and entry.state is State.RESIDENT else None
+
     def touch(self, key: RangeKey, size: int, *, hit: bool) -> None:
         """`size` bytes of a range were read. A touch weighs them over the window's length, at most 1.
 

@@ -20,6 +20,8 @@ from mummufs.store.rangestore import RangeStore
 
 WRITE_LATE_S = 10.0
 """A range file of 32 MiB is written and synced within this, or something is wrong."""
+SLOW_S = 30.0
+"""A call that nobody waits for is given up after this."""
 PROBE_WAIT_S = 5.0
 """A probe that takes longer has failed."""
 
@@ -75,6 +77,17 @@ class Gate:
         self._counters.errors.store += 1
         self.reads.late(trio.current_time())
         self._announce(self.reads, "it does not answer")
+        raise StoreLateError
+
+    async def read_slowly(self, call: Callable[[*Args], Result], *args: *Args) -> Result:
+        """Run a call that reads much of the store and that nobody waits for; it counts for no breaker.
+
+        Raises:
+            StoreLateError: not now: the store is left alone, or it has not answered for SLOW_S.
+        """
+        if not self.reads.is_open:
+            with trio.move_on_after(SLOW_S):
+                return await self._pools.store_reads.run(call, *args)
         raise StoreLateError
 
     async def write(self, call: Callable[[*Args], Result], *args: *Args) -> Result:

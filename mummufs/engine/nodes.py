@@ -73,6 +73,7 @@ class NodeTable:
     def __init__(self, root: Attributes) -> None:
         self.root = Node(None, b"", root)
         self._nodes: dict[FileId, Node] = {root.file: self.root}
+        self._children: dict[tuple[Node, bytes], Node] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -86,18 +87,30 @@ class NodeTable:
         Returns:
             its node, and the node whose place it took if the file's contents have changed.
         """
-        node = self._nodes.get(attributes.file)
+        node, replaced = self._nodes.get(attributes.file), None
         if node is None or _is_another(node, attributes):
             replaced = node
             node = Node(parent, name, attributes)
             self._nodes[attributes.file] = node
             if replaced is not None:
+                self._disown(replaced)
                 replaced.stale = True
-            return node, replaced
-        if node.parent is not None:
+        elif node.parent is not None:
+            self._disown(node)
             node.parent, node.name = parent, name
-        refresh(node, attributes)
-        return node, None
+            refresh(node, attributes)
+        self._children[parent, name] = node
+        return node, replaced
+
+    def child(self, parent: Node, name: bytes) -> Node | None:
+        """What this name in a directory stood for when it was last looked up."""
+        return self._children.get((parent, name))
+
+    def move_root(self, attributes: Attributes) -> None:
+        """Another file system has been mounted where the source is."""
+        del self._nodes[self.root.file]
+        self.root.attributes = attributes
+        self._nodes[attributes.file] = self.root
 
     def is_current(self, node: Node) -> bool:
         """Whether the table still has this node for its inode."""
@@ -105,8 +118,15 @@ class NodeTable:
 
     def forget(self, node: Node) -> None:
         """The backend has forgotten it."""
-        if node is not self.root and not node.opens and self._nodes.get(node.file) is node:
+        if node is self.root or node.opens:
+            return
+        self._disown(node)
+        if self._nodes.get(node.file) is node:
             del self._nodes[node.file]
+
+    def _disown(self, node: Node) -> None:
+        if node.parent is not None and self._children.get((node.parent, node.name)) is node:
+            del self._children[node.parent, node.name]
 
 
 def refresh(node: Node, attributes: Attributes) -> bool:

@@ -7,6 +7,7 @@ answer soon, so that hits and mapped pages go on while it hangs.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -26,6 +27,34 @@ ATTRIBUTES_WAIT_S = 0.05
 """How long a look at an open file's attributes waits for the source before it is answered from memory."""
 
 log = logging.getLogger(__name__)
+
+
+ABSENT_ERRNOS = frozenset(
+    (
+        *(errno.EIO, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED),
+        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ETIMEDOUT),
+    )
+)
+"""What a volume answers that is not there. ENOENT is not among them: that is a file that was deleted."""
+
+
+class AbsentFile:
+    """A file that could not be opened because its source is absent: only what is in the store can be read of it."""
+
+    def __init__(self, attributes: Attributes) -> None:
+        self._attributes = attributes
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:  # noqa: ARG002 - the protocol's
+        raise OSError(errno.EIO, "the source is absent")
+
+    def attributes(self) -> Attributes:
+        return self._attributes
+
+    def fileno(self) -> int:
+        raise OSError(errno.EIO, "the source is absent")
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass(eq=False)
@@ -49,7 +78,16 @@ class Overlay:
         reader: Reader,
         catalog: Catalog | None,
         evictor: Evictor | None,
+        *,
+        offline_reads: bool = False,
     ) -> None:
+        """Make a tree that is empty until `run`.
+
+        Args:
+            offline_reads: while the source is absent, what has been looked up answers from memory, and ranges that
+                are in the store go on being served.
+        """
+        self._offline_reads = offline_reads
         self._source = source
         self._pools = pools
         self._counters = counters
@@ -88,7 +126,14 @@ class Overlay:
     async def look_up(self, parent: Node, name: bytes) -> Node:
         """The node that a name in a directory stands for now."""
         path = _join(parent.path, name)
-        return self.seen(parent, name, await self._pools.metadata.run(self._source.stat, path))
+        try:
+            attributes = await self._pools.metadata.run(self._source.stat, path)
+        except OSError as error:
+            known = self.nodes.child(parent, name)
+            if known is None or not self._is_offline(error):
+                raise
+            return known
+        return self.seen(parent, name, attributes)
 
     def seen(self, parent: Node, name: bytes, attributes: Attributes) -> Node:
         """The node of something that a listing has found."""
@@ -103,9 +148,13 @@ class Overlay:
         if node.stale or node.refreshing:
             return node.attributes
         if file is None:
-            self._take_in(node, await self._pools.metadata.run(self._source.stat, node.path))
+            try:
+                self._take_in(node, await self._pools.metadata.run(self._source.stat, node.path))
+            except OSError as error:
+                if not self._is_offline(error):
+                    raise
             return node.attributes
-        with trio.move_on_after(ATTRIBUTES_WAIT_S):
+        with trio.move_on_after(ATTRIBUTES_WAIT_S), contextlib.suppress(OSError):
             self._take_in(node, await self._pools.metadata.run(_attributes_of, file, node))
         return node.attributes
 
@@ -143,11 +192,17 @@ class Overlay:
         """
         if node.stale:
             raise _stale()
-        known = self._files.get(node)
-        if known is None:
-            file, attributes = await self._pools.metadata.run(_open, self._source, node.path)
-        else:
-            file, attributes = known, await self._pools.metadata.run(known.attributes)
+        file: SourceFile
+        try:
+            known = self._files.get(node)
+            if known is None:
+                file, attributes = await self._pools.metadata.run(_open, self._source, node.path)
+            else:
+                file, attributes = known, await self._pools.metadata.run(known.attributes)
+        except OSError as error:
+            if not self._is_offline(error):
+                raise
+            file, attributes = AbsentFile(node.attributes), node.attributes
         self._take_in(node, attributes)
         if node.stale:
             raise _stale()
@@ -194,7 +249,9 @@ class Overlay:
 
     def _take_in(self, node: Node, attributes: Attributes) -> None:
         if attributes.file != node.file:
-            raise _stale()
+            if node is not self.nodes.root:
+                raise _stale()
+            self.nodes.move_root(attributes)
         if node.stale:
             return
         before, file = node.version, self._files.get(node)
@@ -203,6 +260,10 @@ class Overlay:
         elif node.version != before and file is not None and self._catalog is not None and self._nursery is not None:
             # A chmod of a file that is open, for weeks perhaps: its handles need a table of this version too.
             self._nursery.start_soon(self._catalog.opened, node, file)
+
+    def _is_offline(self, error: OSError) -> bool:
+        """Whether this says that the source is not there, and that is to be made the best of."""
+        return self._offline_reads and error.errno in ABSENT_ERRNOS
 
     def _gone_stale(self, node: Node) -> None:
         """The source has moved on from this version: drop what is stored of it."""

@@ -62,7 +62,13 @@ class _Done(NamedTuple):
 class Reader:
     """Runs reads. Without a cache every read goes to the source."""
 
-    def __init__(self, pools: Pools, counters: Counters, cache: Cache | None) -> None:
+    def __init__(self, pools: Pools, counters: Counters, cache: Cache | None, *, verify_always: bool = False) -> None:
+        """Make a reader.
+
+        Args:
+            verify_always: prove a range file before every hit.
+        """
+        self._verify_always = verify_always
         self._pools = pools
         self._counters = counters
         self._cache = cache
@@ -215,7 +221,9 @@ class Reader:
         """
         buffer = bytearray(size)
         try:
-            read = await cache.gate.read(_read_stored, cache.resident, key, version, memoryview(buffer), offset)
+            read = await cache.gate.read(
+                _read_stored, cache.resident, key, version, memoryview(buffer), offset, self._verify_always
+            )
         except StoreLateError:
             return None
         if isinstance(read, bool):
@@ -261,7 +269,7 @@ class Reader:
 
 
 def _read_stored(
-    resident: Resident, key: RangeKey, version: Version, place: memoryview, offset: int
+    resident: Resident, key: RangeKey, version: Version, place: memoryview, offset: int, verify: bool
 ) -> bool | OSError | RangeFileError:
     """Whether the place was filled, or what was wrong with the range file.
 
@@ -272,6 +280,8 @@ def _read_stored(
         stored: StoredRange | None = resident.acquire(key, version)
         if stored is None:
             return False
+        if verify:
+            stored.believe(None)
         stored.read_into(place, offset - key.offset)
         return True
     except (OSError, RangeFileError) as error:

@@ -26,6 +26,7 @@ from mummufs.engine.overlay import Overlay
 from mummufs.engine.parse import ChildParser, child_environment, end_child
 from mummufs.engine.reader import Reader
 from mummufs.engine.resident import OPEN_MAX, Resident
+from mummufs.engine.scrub import Scrub
 from mummufs.engine.threads import Pools
 from mummufs.source.base import Source
 from mummufs.store.layout import charge_of
@@ -51,6 +52,8 @@ class ServiceOptions:
         settle_s: a file that changed this recently is not stored.
         policy: a name in core.policy.POLICIES.
         source_timeout_s: after which a call to the source is given up, with EIO for who waits.
+        offline_reads: serve what is in the store while the source is absent.
+        verify_always: prove a range file before every hit, not once a mount.
         manifest: a native manifest for the file that it names.
         open_max: range files kept open.
     """
@@ -61,6 +64,8 @@ class ServiceOptions:
     settle_s: float = 5.0
     policy: str = "hotness"
     source_timeout_s: float = inf
+    offline_reads: bool = False
+    verify_always: bool = False
     manifest: Path | None = None
     open_max: int = OPEN_MAX
 
@@ -97,7 +102,8 @@ class Service:
             self.catalog = Catalog(
                 parser or ChildParser(source, self.pools, options.manifest), self.cache, self.pools, self.counters
             )
-        self.reader = Reader(self.pools, self.counters, self.cache)
+        self.scrub = None if self.cache is None else Scrub(source, self.cache, self.pools, self.counters)
+        self.reader = Reader(self.pools, self.counters, self.cache, verify_always=options.verify_always)
         self.overlay = Overlay(
             source,
             self.pools,
@@ -105,6 +111,7 @@ class Service:
             self.reader,
             self.catalog,
             self.cache.evictor if self.cache is not None else None,
+            offline_reads=options.offline_reads,
         )
 
         if self.cache is not None:

@@ -107,6 +107,8 @@ class TreeSource:
         self._filesystems: dict[int, int] = {}
 
     def stat(self, path: bytes) -> Attributes:
+        if not path:
+            self._follow_mount()
         fd = self._open_path(path)
         try:
             return _attributes(os.fstat(fd), self._identify, fd)
@@ -176,6 +178,24 @@ class TreeSource:
 
     def _open_path(self, path: bytes) -> int:
         return open_beneath(self._root, path, os.O_PATH | os.O_NOFOLLOW)
+
+    def _follow_mount(self) -> None:
+        """Go over to a file system that was mounted on our directory after we opened it: at boot it may come late.
+
+        The other way round the old one is held on to: a volume that was unmounted is absent, not empty.
+        """
+        try:
+            there, above = os.stat(self._path), os.stat(os.path.dirname(self._path))
+            here = os.fstat(self._root)
+            if there.st_dev == above.st_dev or (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino):
+                return
+            fresh = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return
+        os.dup2(fresh, self._root, inheritable=False)  # calls under way go on with the same number
+        os.close(fresh)
+        self._root_device = there.st_dev
+        self._filesystems.clear()
 
     def _identify(self, found: os.stat_result, fd: int) -> FileId:
         """The identity of a file, from its stat and a descriptor on its file system."""

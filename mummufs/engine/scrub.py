@@ -1,0 +1,196 @@
+"""The scrub: prove every resident range again, slowly, in the background.
+
+It goes through the ranges in the order of their keys, so that it can be resumed: the position is one key. Each range
+file is read whole and held against its checksum; with `against_source` its bytes are held against the source's too,
+where the file is still there and of the version that the range is of. What fails is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+from xxhash import xxh3_128
+
+from mummufs.core.errors import RangeFileError
+from mummufs.core.ranges import FileId, RangeKey, Version
+from mummufs.core.stats import Counters
+from mummufs.engine.cache import Cache
+from mummufs.engine.gate import StoreLateError
+from mummufs.engine.threads import Pools
+from mummufs.source.base import Source, SourceFile
+
+RATE_BYTES_PER_S = 200 << 20
+"""What a scrub reads of the store at most, so that it is not felt."""
+DEPTH_MAX = 64
+"""Folders below one another that the search for files goes into."""
+COMPARE_BYTES = 1 << 20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class ScrubProgress:
+    """How far a scrub is.
+
+    Attributes:
+        ranges, bytes: looked at so far.
+        ranges_total, bytes_total: to be looked at.
+        corrupt: whose file did not have its checksum, or could not be read.
+        different: whose bytes were not the source's.
+        skipped: evicted meanwhile, or (against the source) of a file that is not there in this version.
+        at: the key that was looked at last.
+    """
+
+    running: bool = False
+    against_source: bool = False
+    ranges: int = 0
+    ranges_total: int = 0
+    bytes: int = 0
+    bytes_total: int = 0
+    corrupt: int = 0
+    different: int = 0
+    skipped: int = 0
+    at: RangeKey | None = None
+
+
+class Scrub:
+    """Runs at most one scrub at a time."""
+
+    def __init__(self, source: Source, cache: Cache, pools: Pools, counters: Counters) -> None:
+        self._source = source
+        self._cache = cache
+        self._pools = pools
+        self._counters = counters
+        self.progress = ScrubProgress()
+
+    async def run(
+        self,
+        *,
+        against_source: bool = False,
+        sample: int | None = None,
+        resume: bool = False,
+        rate_bytes_per_s: float = RATE_BYTES_PER_S,
+        choose: Callable[[list[RangeKey], int], list[RangeKey]] = random.sample,
+    ) -> None:
+        """Prove the resident ranges, all of them or a random sample.
+
+        Args:
+            resume: go on after the key where the last scrub of this mount stopped.
+        """
+        keys = sorted(self._cache.index.resident_keys())
+        last = self.progress.at
+        if resume and last is not None:
+            keys = [key for key in keys if key > last]
+        if sample is not None and sample < len(keys):
+            keys = sorted(choose(keys, sample))
+        progress = self.progress = ScrubProgress(True, against_source, ranges_total=len(keys))
+        progress.bytes_total = sum(key.size for key in keys)
+        files: dict[FileId, bytes] = {}
+        if against_source:
+            wanted = {key.file for key in keys}
+            files = await self._pools.metadata.run(_find, self._source, wanted)
+        begun = trio.current_time()
+        try:
+            for key in keys:
+                await self._look_at(key, files.get(key.file))
+                progress.ranges += 1
+                progress.bytes += key.size
+                progress.at = key
+                await trio.sleep_until(begun + progress.bytes / rate_bytes_per_s)
+            progress.at = None
+        finally:
+            progress.running = False
+            log.info(
+                "scrub: %d ranges, %d corrupt, %d different", progress.ranges, progress.corrupt, progress.different
+            )
+
+    async def _look_at(self, key: RangeKey, path: bytes | None) -> None:
+        version = self._cache.index.version(key)
+        if version is None:
+            self.progress.skipped += 1
+            return
+        try:
+            proved = await self._cache.gate.read_slowly(_prove, self._cache, key, version)
+        except StoreLateError:
+            self.progress.skipped += 1
+            return
+        if isinstance(proved, str):
+            self.progress.corrupt += 1
+            self._counters.errors.corrupt += 1
+            self._drop(key, proved)
+        elif proved is None or not self.progress.against_source:
+            self.progress.skipped += proved is None
+        else:
+            await self._compare(key, version, path, proved)
+
+    async def _compare(self, key: RangeKey, version: Version, path: bytes | None, digest: bytes) -> None:
+        try:
+            same = path and await self._pools.source.run(_digest_of_source, self._source, path, key, version)
+        except OSError as error:
+            log.warning("scrub: the source of inode %d cannot be read: %s", key.file.inode, error)
+            same = None
+        if not same:
+            self.progress.skipped += 1
+        elif same != digest:
+            self.progress.different += 1
+            self._drop(key, "its bytes are not those of the source")
+
+    def _drop(self, key: RangeKey, reason: str) -> None:
+        self._counters.errors.store += 1
+        log.warning(
+            "scrub: the range file of inode %d, offset %d, %d bytes is dropped: %s", key.file.inode, *key[1:], reason
+        )
+        self._cache.evictor.evict_nowait((key,))
+
+
+def _prove(cache: Cache, key: RangeKey, version: Version) -> bytes | str | None:
+    """The checksum of a range file that has just been proved; a reason why not; None where it is gone."""
+    try:
+        stored = cache.resident.acquire(key, version)
+        if stored is None:
+            return None
+        stored.believe(None)
+        stored.prove()
+        return stored.check_header().checksum
+    except (OSError, RangeFileError) as error:
+        return str(error)
+
+
+def _find(source: Source, wanted: set[FileId]) -> dict[FileId, bytes]:
+    """The paths of these files: the source knows files by name only, so its folders are gone through."""
+    found: dict[FileId, bytes] = {}
+    folders = [(b"", 0)]
+    while folders and len(found) < len(wanted):
+        folder, depth = folders.pop()
+        try:
+            for name, attributes in source.entries(folder):
+                path = folder + b"/" + name if folder else name
+                if attributes.is_directory and depth < DEPTH_MAX:
+                    folders.append((path, depth + 1))
+                elif attributes.file in wanted:
+                    found.setdefault(attributes.file, path)
+        except OSError:
+            continue
+    return found
+
+
+def _digest_of_source(source: Source, path: bytes, key: RangeKey, version: Version) -> bytes | None:
+    """The checksum of the source's bytes; None where the file is not of this version."""
+    file: SourceFile = source.open(path)
+    try:
+        if file.attributes().file != key.file or file.attributes().version != version:
+            return None
+        hasher, buffer, done = xxh3_128(), memoryview(bytearray(COMPARE_BYTES)), 0
+        while done < key.size:
+            piece = buffer[: key.size - done]
+            if file.read_into(piece, key.offset + done) < len(piece):
+                return None
+            hasher.update(piece)
+            done += len(piece)
+        return hasher.digest() if file.attributes().version == version else None
+    finally:
+        file.close()
