@@ -19,7 +19,7 @@ def _fstab(tmp_path: Path, line: str) -> Path:
 @pytest.mark.parametrize("at", ["/no/such volume", "/no/such volume/below/it"])
 def test_a_source_that_is_not_mounted_is_waited_for_and_named(tmp_path: Path, at: str) -> None:
     fstab = _fstab(tmp_path, "/dev/sdz1 /no/such\\040volume btrfs defaults 0 0")
-    with pytest.raises(MummufsError, match="'/no/such volume' is in .* but was not mounted within 0 s"):
+    with pytest.raises(MummufsError, match=r"'/no/such volume' is in .* but was not mounted within 0 s"):
         await_source(at, fstab, wait_s=0)
 
 
