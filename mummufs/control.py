@@ -139,6 +139,7 @@ class ControlServer:
             self._listener.bind(os.fspath(self.path))
         finally:
             os.umask(before)
+        self._identity = _identity(self.path)
         self._listener.listen(CLIENTS_MAX)
 
     async def serve(self) -> None:
@@ -147,8 +148,9 @@ class ControlServer:
         await trio.serve_listeners(self._client, [listener])
 
     def close(self) -> None:
-        """Take the socket away."""
-        self.path.unlink(missing_ok=True)
+        """Take the socket away, unless a later mount at the same place has put its own there."""
+        if _identity(self.path) == self._identity:
+            self.path.unlink(missing_ok=True)
         self._listener.close()
 
     async def _client(self, stream: trio.SocketStream) -> None:
@@ -182,3 +184,11 @@ async def _line(stream: trio.SocketStream) -> bytes:
             raise MummufsError("the request is cut short or too long")
         data += chunk
     return data
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
