@@ -28,6 +28,8 @@ BATCH_MAX = 64
 """Files removed in one call to a worker thread."""
 RETRY_S = 10.0
 """Pause before a file that could not be removed is tried again."""
+FAULT_PAUSE_S = 1.0
+"""Pause after a fault of ours, so that one that stays does not take the processor."""
 PURGE_STEP = 256
 """Windows of a changed file that are looked at between two checkpoints."""
 
@@ -63,8 +65,14 @@ class Evictor:
         self._token = trio.lowlevel.current_trio_token()
         while True:
             self._wake = trio.Event()
-            await self._remove_queued()
-            self.evict_nowait(self._index.plan_eviction())
+            try:
+                await self._remove_queued()
+                self.evict_nowait(self._index.plan_eviction())
+            except Exception:  # the task that makes room must not end, and less so the mount
+                self._counters.errors.handler += 1
+                log.exception("eviction failed on a fault of ours")
+                await trio.sleep(FAULT_PAUSE_S)
+                continue
             with trio.move_on_at(self._retry_at if self._failed else inf):
                 await self._wake.wait()
             if trio.current_time() >= self._retry_at:
@@ -110,7 +118,12 @@ class Evictor:
         """Remove the files of the queue. Those that cannot be are set aside: no wake-up but the clock's is for them."""
         while self._queue:
             batch = [self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))]
-            for key, error in await self._gate.write(_remove_all, self._store, batch):
+            try:
+                removed = await self._gate.write(_remove_all, self._store, batch)
+            except BaseException:
+                self._queue.extendleft(reversed(batch))
+                raise
+            for key, error in removed:
                 if error is None:
                     self._one_less(key)
                     continue

@@ -11,7 +11,9 @@ import contextlib
 import errno
 import logging
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVarTuple
 
 import trio
 
@@ -28,6 +30,7 @@ ATTRIBUTES_WAIT_S = 0.05
 
 log = logging.getLogger(__name__)
 
+Args = TypeVarTuple("Args")
 
 ABSENT_ERRNOS = frozenset(
     (
@@ -259,7 +262,7 @@ class Overlay:
             self._gone_stale(node)
         elif node.version != before and file is not None and self._catalog is not None and self._nursery is not None:
             # A chmod of a file that is open, for weeks perhaps: its handles need a table of this version too.
-            self._nursery.start_soon(self._catalog.opened, node, file)
+            self._nursery.start_soon(self._in_background, self._catalog.opened, node, file)
 
     def _is_offline(self, error: OSError) -> bool:
         """Whether this says that the source is not there, and that is to be made the best of."""
@@ -269,7 +272,15 @@ class Overlay:
         """The source has moved on from this version: drop what is stored of it."""
         log.info("%r has changed in the source", node.path.decode("utf-8", "backslashreplace"))
         if self._evictor is not None and self._nursery is not None and node.table is not None:
-            self._nursery.start_soon(self._evictor.purge, node.file, node.table, node.version)
+            self._nursery.start_soon(self._in_background, self._evictor.purge, node.file, node.table, node.version)
+
+    async def _in_background(self, task: Callable[[*Args], Awaitable[None]], *args: *Args) -> None:
+        """Run a task that nobody waits for. It must not end the mount."""
+        try:
+            await task(*args)
+        except Exception:
+            self._counters.errors.handler += 1
+            log.exception("a task of the tree failed on a fault of ours")
 
 
 def _join(directory: bytes, name: bytes) -> bytes:

@@ -104,9 +104,13 @@ class Operations(pyfuse3.Operations):
 
     async def forget(self, inodes: Sequence[tuple[int, int]]) -> None:
         for number, look_ups in inodes:
-            node = self.inodes.forget(number, look_ups)
-            if node is not None:
-                self._overlay.forget(node)
+            try:
+                node = self.inodes.forget(number, look_ups)
+                if node is not None:
+                    self._overlay.forget(node)
+            except Exception:  # nobody waits for an answer, so there is no errno to turn it into
+                self.counters.errors.handler += 1
+                log.exception("forget failed on a fault of ours")
 
     @_guarded
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
