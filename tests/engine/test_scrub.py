@@ -1,0 +1,97 @@
+"""The scrub finds what is wrong, drops it, and goes on where it stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+
+from mummufs.core.index import State
+from mummufs.source.memory import MemorySource
+from mummufs.store.layout import HEADER_BYTES
+from tests.engine.harness import FakeParser, contents, engine, make_table
+
+WINDOW = 16 << 10
+COUNT = 6
+FAST = float("inf")
+
+
+def model() -> tuple[MemorySource, FakeParser]:
+    data = contents(COUNT * WINDOW, 1)
+    table = make_table(len(data), [(i * WINDOW, WINDOW) for i in range(COUNT)])
+    return MemorySource({b"dir/model": data}), FakeParser({b"dir/model": table})
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[HEADER_BYTES + 5] ^= 1
+    path.write_bytes(data)
+
+
+async def test_a_clean_store(tmp_path: Path) -> None:
+    source, parser = model()
+    async with engine(source, tmp_path, parser) as e:
+        handle = await e.open(b"dir/model")
+        await e.fill(handle, *range(COUNT))
+        scrub = e.service.scrub
+        assert scrub is not None
+        for against in (False, True):
+            await scrub.run(against_source=against, rate_bytes_per_s=FAST)
+            p = scrub.progress
+            assert (p.ranges, p.bytes, p.corrupt, p.different, p.skipped) == (COUNT, COUNT * WINDOW, 0, 0, 0)
+            assert not p.running
+        e.check()
+
+
+async def test_a_flipped_byte_is_found_and_dropped(tmp_path: Path) -> None:
+    source, parser = model()
+    async with engine(source, tmp_path, parser) as e:
+        handle = await e.open(b"dir/model")
+        await e.fill(handle, *range(COUNT))
+        flip(e.range_file(handle, 2))
+        scrub = e.service.scrub
+        assert scrub is not None
+        await scrub.run(rate_bytes_per_s=FAST)
+        await e.idle()
+        assert scrub.progress.corrupt == 1
+        assert e.state(handle, 2) is State.ABSENT
+        assert e.counters.errors.corrupt == 1
+        e.check()
+
+
+async def test_the_source_is_the_judge_where_it_is_asked(tmp_path: Path) -> None:
+    """The bytes of the source have changed and nothing shows it: what a store to a shared mapping may do."""
+    source, parser = model()
+    async with engine(source, tmp_path, parser) as e:
+        handle = await e.open(b"dir/model")
+        await e.fill(handle, *range(COUNT))
+        node = source._nodes[b"dir/model"]
+        changed = bytearray(node.contents)
+        changed[3 * WINDOW + 7] ^= 0xFF
+        node.contents = bytes(changed)
+        scrub = e.service.scrub
+        assert scrub is not None
+        await scrub.run(against_source=True, rate_bytes_per_s=FAST)
+        await e.idle()
+        assert (scrub.progress.corrupt, scrub.progress.different) == (0, 1)
+        assert e.state(handle, 3) is State.ABSENT
+        e.check()
+
+
+async def test_a_sample_and_a_resumed_scrub(tmp_path: Path) -> None:
+    source, parser = model()
+    async with engine(source, tmp_path, parser) as e:
+        handle = await e.open(b"dir/model")
+        await e.fill(handle, *range(COUNT))
+        scrub = e.service.scrub
+        assert scrub is not None
+        await scrub.run(sample=2, rate_bytes_per_s=FAST)
+        assert scrub.progress.ranges == 2
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lambda: scrub.run(rate_bytes_per_s=1e-9))
+                await e.wait_until(lambda: scrub.progress.ranges == 1)
+                scope.cancel()
+        assert not scrub.progress.running
+        await scrub.run(resume=True, rate_bytes_per_s=FAST)
+        assert scrub.progress.ranges == COUNT - 1
