@@ -35,6 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--control", required=True, metavar="SOCK", help="where the control socket is made")
     parser.add_argument("--log", type=Path, metavar="FILE", help="write the reads there at exit, one JSON line each")
     parser.add_argument("--allow-other", action="store_true", help="let other users in")
+    parser.add_argument("--volatile", action="store_true", help="what is written can be lost until it is synced")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
         "--direct", action="store_true", help="no page cache: reads arrive as asked, 1 MiB each (default)"
@@ -85,7 +86,12 @@ def main() -> None:
     """Run one layer."""
     args = arguments()
     os.umask(0)
-    operations = FaultOperations(args.back, direct=not args.cached, on_ready=lambda: print("ready", flush=True))
+    operations = FaultOperations(
+        args.back,
+        direct=not args.cached,
+        volatile=args.volatile,
+        on_ready=lambda: print("ready", flush=True),
+    )
     options = {*pyfuse3.default_options, "fsname=faultfs", "subtype=faultfs"}
     if args.allow_other:
         options.add("allow_other")

@@ -44,8 +44,9 @@ class FaultFs:
     """One running layer over `back`, mounted at `mountpoint` (a new directory of its own by default).
 
     `direct`: reads bypass the page cache, so that each arrives as asked, cut to 1 MiB; shared mappings are then refused
-    with ENODEV. Without it reads are page-cached and mappings work. Paths given to methods are relative to the tree;
-    None means every file. Methods raise RuntimeError if the layer refuses and TimeoutError if it does not answer.
+    with ENODEV. Without it reads are page-cached and mappings work. `volatile`: what is written is lost by `lose_power`
+    until it is synced (with `direct`, or the kernel's pages outlive it). Paths given to methods are relative to the
+    tree; None means every file. Methods raise RuntimeError if the layer refuses and TimeoutError if it does not answer.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class FaultFs:
         mountpoint: str | os.PathLike[str] | None = None,
         direct: bool = True,
         allow_other: bool = False,
+        volatile: bool = False,
         log: str | os.PathLike[str] | None = None,
     ) -> None:
         """Mount it. Raises RuntimeError with the layer's own words if it does not come up."""
@@ -69,7 +71,8 @@ class FaultFs:
         control = self._directory / "control"
         command = [sys.executable, "-m", "tests.faultfs", os.fspath(back), str(self.mountpoint)]
         command += ["--control", str(control), "--direct" if direct else "--cached"]
-        command += ["--allow-other"] * allow_other + (["--log", os.fspath(log)] if log is not None else [])
+        command += ["--allow-other"] * allow_other + ["--volatile"] * volatile
+        command += ["--log", os.fspath(log)] if log is not None else []
         with (self._directory / "stderr").open("wb") as stderr:
             self.process = subprocess.Popen(
                 command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
@@ -166,6 +169,24 @@ class FaultFs:
     def limit_writes(self, size: int | None) -> None:
         """After `size` more bytes were written, writes fail with ENOSPC. None ends it."""
         self._command("limit_writes", size=size)
+
+    def delay_syncs(self, seconds: float) -> None:
+        """Each fsync waits `seconds` first, its bytes not durable yet. 0 ends it."""
+        self._command("delay_syncs", seconds=seconds)
+
+    def lie_on_syncs(self) -> None:
+        """From now on an fsync is answered without having made anything durable, until `reset`."""
+        self._command("lie_on_syncs")
+
+    def lose_power(self, loss: str = "empty") -> int:
+        """Take away what was written and not synced; names stay. Returns how many files lost bytes.
+
+        Args:
+            loss: what is left of those bytes: "empty" none, "short" the first half, "zeros" as many zeros, "holes" every
+                second page (the first one stays), with zeros between.
+        """
+        lost: int = self._command("lose_power", loss=loss)
+        return lost
 
     def flip_bits(self, path: str | os.PathLike[str], offset: int, mask: int = 1) -> None:
         """Reads see the byte at `offset` XORed with `mask`. BACK itself is not changed."""

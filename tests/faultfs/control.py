@@ -79,6 +79,20 @@ class Control:
         """After `size` more bytes, writes fail with ENOSPC; None ends it."""
         self._operations.faults.writable_bytes = size
 
+    def delay_syncs(self, seconds: float) -> None:
+        """Syncs wait first; 0 ends it."""
+        self._operations.faults.sync_delay_s = seconds
+
+    def lie_on_syncs(self) -> None:
+        """Syncs are answered at once and make nothing durable."""
+        self._operations.faults.syncs_lie = True
+
+    def lose_power(self, loss: str) -> int:
+        """What was not synced is lost, see `Unsynced`; how many files lost bytes."""
+        if self._operations.unsynced is None:
+            raise ValueError("this layer keeps no account of syncs: start it with --volatile")
+        return self._operations.unsynced.lose_power(loss)
+
     def flip_bits(self, path: str, offset: int, mask: int) -> None:
         """Reads see a changed byte, see `BitFlip`."""
         self._operations.faults.bit_flips.append(BitFlip(path, offset, mask))

@@ -47,6 +47,9 @@ class Faults:
     hung_paths: set[str | None] = field(default_factory=set)
     short_read_bytes: int | None = None
     attr_delay_s: float = 0.0
+    sync_delay_s: float = 0.0
+    syncs_lie: bool = False
+    """An fsync is answered and nothing has become durable."""
     writable_bytes: int | None = None
     """How many more bytes may be written before ENOSPC. None: no limit."""
 

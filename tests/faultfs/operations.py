@@ -21,6 +21,7 @@ import trio
 
 from tests.faultfs.faults import Faults
 from tests.faultfs.tree import Node, Tree, child_path
+from tests.faultfs.unsynced import Unsynced
 
 MAX_RECORDS = 2_000_000
 """Reads kept in memory. Later ones are only counted as dropped, which a client is told."""
@@ -84,13 +85,15 @@ def translated(handler: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coro
 
 
 class FaultOperations(pyfuse3.Operations):
-    """Pass-through with faults. `direct`: reads bypass the page cache, so each reaches us as it was asked."""
+    """Pass-through with faults. `direct`: reads bypass the page cache, so each reaches us as it was asked. `volatile`:
+    what is written can be lost until it is synced."""
 
     enable_acl = True
 
-    def __init__(self, back: str, *, direct: bool, on_ready: Callable[[], None]) -> None:
+    def __init__(self, back: str, *, direct: bool, volatile: bool, on_ready: Callable[[], None]) -> None:
         super().__init__()
         self.faults = Faults()
+        self.unsynced = Unsynced() if volatile else None
         self.records: list[Record] = []
         self.dropped_records = 0
         self.op_counts: Counter[str] = Counter()
@@ -167,6 +170,7 @@ class FaultOperations(pyfuse3.Operations):
         if fields.update_mode:
             os.chmod(node.proc_path, attr.st_mode & 0o7777)
         if fields.update_size:
+            self._changing(node.proc_path)
             os.truncate(node.proc_path if fh is None else self._handles[fh].descriptor, attr.st_size)
         if fields.update_atime or fields.update_mtime:
             now = os.fstat(node.descriptor)
@@ -244,6 +248,8 @@ class FaultOperations(pyfuse3.Operations):
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         node = self._tree.node(inode)
         await self._enter("open", node.path)
+        if flags & os.O_TRUNC:
+            self._changing(node.proc_path)
         descriptor = os.open(node.proc_path, flags & ~DROPPED_OPEN_FLAGS | os.O_CLOEXEC)
         return self._file_info(node, descriptor)
 
@@ -278,7 +284,12 @@ class FaultOperations(pyfuse3.Operations):
         room = self.faults.take_space(len(buf))
         if room == 0 and buf:
             raise pyfuse3.FUSEError(errno.ENOSPC)
+        self._changing(f"/proc/self/fd/{handle.descriptor}")
         return os.pwrite(handle.descriptor, buf[:room], off)
+
+    def _changing(self, path: str) -> None:
+        if self.unsynced is not None:
+            self.unsynced.changing(path)
 
     @translated
     async def flush(self, fh: int) -> None:
@@ -288,7 +299,12 @@ class FaultOperations(pyfuse3.Operations):
     async def fsync(self, fh: int, datasync: bool) -> None:
         handle = self._handles[fh]
         await self._enter("fsync", handle.path)
+        if self.faults.syncs_lie:
+            return
+        await trio.sleep(self.faults.sync_delay_s)
         await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, handle.descriptor)
+        if self.unsynced is not None:
+            self.unsynced.synced(handle.descriptor)
 
     @translated
     async def fsyncdir(self, fh: int, datasync: bool) -> None:

@@ -258,3 +258,79 @@ def test_close_ends_a_stopped_layer_with_waiting_readers(back: Path) -> None:
 def test_a_missing_back_is_told(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="No such file or directory"):
         FaultFs(tmp_path / "missing")
+
+
+@pytest.fixture
+def volatile(back: Path) -> Iterator[FaultFs]:
+    """A layer in which only what was synced outlives `lose_power`."""
+    with FaultFs(back, volatile=True) as layer:
+        yield layer
+    assert not is_mounted(layer.mountpoint)
+
+
+@pytest.mark.parametrize(
+    ("loss", "left"),
+    [
+        ("empty", b""),
+        ("short", b"n" * 4500),
+        ("zeros", bytes(9000)),
+        ("holes", b"n" * 4096 + bytes(4096) + b"n" * 808),
+    ],
+    ids=["empty", "short", "zeros", "holes"],
+)
+def test_unsynced_writes_are_lost_and_names_stay(back: Path, volatile: FaultFs, loss: str, left: bytes) -> None:
+    mount = volatile.mountpoint
+    (mount / "temporary").write_bytes(b"n" * 9000)
+    os.rename(mount / "temporary", mount / "new")
+    with (mount / "synced").open("wb") as file:
+        file.write(b"s" * 3000)
+        file.flush()
+        os.fsync(file.fileno())
+    (mount / "unlinked").write_bytes(b"u")
+    (mount / "unlinked").unlink()
+    assert (mount / "new").read_bytes() == b"n" * 9000, "until then everything is there"
+    assert volatile.lose_power(loss) == 1
+    assert (mount / "new").read_bytes() == (back / "new").read_bytes() == left
+    assert (mount / "synced").read_bytes() == b"s" * 3000
+    assert not (mount / "unlinked").exists()
+    assert volatile.lose_power(loss) == 0, "what is left is on the disk"
+
+
+def test_a_file_falls_back_to_its_last_sync(back: Path, volatile: FaultFs) -> None:
+    with (volatile.mountpoint / "file").open("r+b") as file:
+        file.write(b"first")
+        file.flush()
+        os.fsync(file.fileno())
+        file.write(b"second")
+        file.flush()
+        os.ftruncate(file.fileno(), 8)
+    assert (back / "file").read_bytes() == b"firstsec"
+    volatile.lose_power()
+    assert (back / "file").read_bytes() == b"first" + CONTENTS[5:]
+    (volatile.mountpoint / "file").open("wb").close()
+    assert (back / "file").stat().st_size == 0
+    volatile.lose_power()
+    assert (back / "file").read_bytes() == b"first" + CONTENTS[5:]
+
+
+def test_a_sync_may_be_late_or_a_lie(back: Path, volatile: FaultFs) -> None:
+    def write(name: str) -> float:
+        start = time.monotonic()
+        with (volatile.mountpoint / name).open("wb") as file:
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+        return time.monotonic() - start
+
+    volatile.delay_syncs(0.2)
+    assert write("late") >= 0.2
+    volatile.reset()
+    volatile.lie_on_syncs()
+    write("lied")
+    assert volatile.lose_power() == 1
+    assert ((back / "late").read_bytes(), (back / "lied").read_bytes()) == (b"x", b"")
+
+
+def test_a_layer_without_an_account_cannot_lose_power(layer: FaultFs) -> None:
+    with pytest.raises(RuntimeError, match="volatile"):
+        layer.lose_power()

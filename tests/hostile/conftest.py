@@ -1,0 +1,48 @@
+"""Every test here makes real mounts, in surroundings that are out to break them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mounts.harness import need_mounts
+
+
+@pytest.fixture(autouse=True)
+def _mounts() -> None:
+    need_mounts()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """An empty directory to be a source."""
+    path = tmp_path / "source"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Where a store may be made."""
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Makes a tmpfs with the options given: its directory."""
+    made: list[Path] = []
+
+    def make(options: str) -> Path:
+        path = tmp_path / f"tmpfs{len(made)}"
+        path.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], check=True)
+        made.append(path)
+        return path
+
+    yield make
+    for path in reversed(made):
+        subprocess.run(["umount", "-l", os.fspath(path)], check=True)

@@ -1,0 +1,401 @@
+"""A store that fails: the source answers within a second, nothing wrong is read, and the mount recovers by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import shutil
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from tests.faultfs.client import FaultFs
+from tests.hostile.support import (
+    KIB,
+    LOG_LINES_A_MINUTE,
+    MIB,
+    PAGE,
+    RANGE_BYTES,
+    ROUND_UP_S,
+    changed,
+    children,
+    fill,
+    hits,
+    in_use,
+    model,
+    read_all,
+    timed_reads,
+)
+from tests.mounts.harness import Mounted, opened, run
+from tests.mounts.test_bytes import map_shared
+from tests.mounts.test_filling import pread_direct
+from tests.mounts.test_lifecycle import is_free
+from tests.mounts.test_store_faults import Load, delete, empty, extend, flip, shorten
+from tests.support.models import write_native
+from tests.support.waiting import wait_for
+
+STALL_S = 1.0
+"""How long a hit may wait for the store before the source answers."""
+
+
+@pytest.fixture
+def under(tmp_path: Path) -> Iterator[FaultFs]:
+    """A layer under the store."""
+    back = tmp_path / "disk"
+    back.mkdir()
+    with FaultFs(back) as layer:
+        yield layer
+
+
+def back_to_hits(m: Mounted, expected: dict[str, bytes]) -> None:
+    """Wait until the store serves again, while reading."""
+
+    def served() -> bool:
+        before = hits(m)
+        read_all(m, expected)
+        return hits(m) > before
+
+    wait_for(served, bool)
+
+
+@pytest.mark.mount
+@pytest.mark.slow
+def test_reads_of_the_store_fail_for_a_while(tree: Path, under: FaultFs) -> None:
+    expected = model(tree, "a", "b")
+    with Mounted(tree, store=under.mountpoint / "store") as m:
+        assert fill(m, expected) >= 20
+        usual = timed_reads(m, "a", expected["a"], 50)
+        under.fail_reads(errno.EIO)
+        took, seen = [], set()
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            took += timed_reads(m, "a", expected["a"], 20, seed=len(took))
+            seen.add(m.status()["state"])
+        assert seen & {"degraded", "off"}, seen
+        assert sorted(took)[int(0.99 * len(took))] < sorted(usual)[-1] + STALL_S
+        read_all(m, expected)
+        under.reset()
+        back_to_hits(m, expected)
+        wait_for(m.status, lambda s: s["state"] == "normal")
+        fill(m, expected)
+        before = m.status()["reads"]["misses"]
+        read_all(m, expected)
+        assert m.status()["reads"]["misses"] == before, "what was dropped has been filled again"
+        assert len(m.log.read_text().splitlines()) <= LOG_LINES_A_MINUTE
+
+
+@pytest.mark.mount
+def test_a_store_that_hangs(tree: Path, under: FaultFs) -> None:
+    """The hits that meet the hang wait a second; the ones after them do not wait at all."""
+    expected = model(tree, "a", "b")
+    with Mounted(tree, store=under.mountpoint / "store") as m:
+        fill(m, expected)
+        under.hang()
+        try:
+            first: list[float] = []
+            readers = [
+                threading.Thread(target=lambda i=i: first.extend(timed_reads(m, "a", expected["a"], 1, seed=i)))
+                for i in range(8)
+            ]
+            for reader in readers:
+                reader.start()
+            for reader in readers:
+                reader.join()
+            assert len(first) == 8, "every one of them was right"
+            assert max(first) < STALL_S + 2 * ROUND_UP_S
+            assert m.status()["state"] == "off"
+            later = timed_reads(m, "b", expected["b"], 100)
+            assert max(later) < ROUND_UP_S
+            assert sorted(os.listdir(m.mountpoint)) == sorted(os.listdir(tree))
+        finally:
+            under.resume()
+        back_to_hits(m, expected)
+        wait_for(m.status, lambda s: s["gauges"]["store_reads_threads_busy"] == 0)
+        assert m.status()["errors"]["source"] == 0
+
+
+@pytest.mark.mount
+def test_a_store_that_becomes_read_only(tree: Path, under: FaultFs) -> None:
+    """Under load: hits go on, nothing new is stored, and once it may be written again fills begin again."""
+    expected = model(tree, "a", "b")
+    with Mounted(tree, store=under.mountpoint / "store") as m:
+        fill(m, {"a": expected["a"]})
+        stored = len(m.range_files())
+        for op in ("create", "write", "mkdir", "rename", "unlink"):
+            under.fail_op(op, errno.EROFS)
+        with Load(m, expected) as load:
+            wait_for(m.status, lambda s: s["state"] == "degraded")
+            before = hits(m)
+            wait_for(lambda: hits(m), lambda n: n > before + 20)
+        assert not load.wrong
+        assert len(m.range_files()) == stored
+        under.reset()
+        wait_for(lambda: fill(m, expected), lambda n: n > stored)
+
+
+@pytest.mark.mount
+def test_a_full_disk_under_a_large_budget(tree: Path, tmpfs: Callable[[str], Path]) -> None:
+    """64 MB of disk, 10 GB of budget, nothing kept free: 160 MB are read in both ways."""
+    disk = tmpfs("size=64m")
+    names = [f"f{i}" for i in range(10)]
+    for i, name in enumerate(names):
+        write_native(tree / name, seed=i, sizes=(4 * MIB,) * 4, gap=10 * KIB)
+    options = ("settle=0", "store_reserve=0")
+    with Mounted(tree, store=disk / "store", store_size="10G", options=options) as m:
+        for name in names:
+            data = (tree / name).read_bytes()
+            assert m.read(name) == data
+            m.drop_pages(name)
+            assert map_shared(m.path(name)) == data
+            m.drop_pages(name)
+        status = m.settle()
+        assert status["state"] in ("normal", "degraded")
+        assert 10 * MIB < status["store"]["used_bytes"] <= 64 * MIB
+        before = hits(m)
+        assert m.read(names[0]) == (tree / names[0]).read_bytes()
+        assert hits(m) > before, "what found room is served"
+        assert len(m.log.read_text().splitlines()) <= LOG_LINES_A_MINUTE
+
+
+@pytest.mark.mount
+def test_no_inodes_left(tree: Path, tmpfs: Callable[[str], Path]) -> None:
+    expected = model(tree, "a", "b", ranges=20)
+    with Mounted(tree, store=tmpfs("size=64m,nr_inodes=40") / "store") as m:
+        for _ in range(3):
+            read_all(m, expected)
+        status = m.settle()
+        assert 0 < status["store"]["ranges"] < 40
+        assert status["state"] == "degraded"
+        assert len(m.log.read_text().splitlines()) <= LOG_LINES_A_MINUTE
+
+
+@pytest.mark.mount
+def test_a_store_whose_directory_is_deleted_is_made_anew(tree: Path, store: Path) -> None:
+    expected = model(tree, "a", "b")
+    with Mounted(tree, store=store) as m:
+        stored = fill(m, expected)
+        with Load(m, expected, readers=2) as load:
+            subprocess.run(["rm", "-rf", store], check=True)
+            wait_for(lambda: store.is_dir() and m.range_files(), bool)
+        assert not load.wrong
+        wait_for(lambda: fill(m, expected), lambda n: n == stored)
+        assert not is_free(store), "the new directory is locked too"
+
+
+@pytest.mark.mount
+def test_range_files_deleted_and_damaged_all_the_time(tree: Path, store: Path) -> None:
+    faults = (delete, empty, shorten, extend, flip)
+    expected = model(tree, "a", "b")
+    rng = random.Random(4)
+    with Mounted(tree, store=store) as m:
+        fill(m, expected)
+        with Load(m, expected) as load:
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                found = m.range_files()
+                for path in rng.sample(found, min(3, len(found))):
+                    with contextlib.suppress(OSError, IndexError):  # the mount was quicker, or it is damaged already
+                        rng.choice(faults)(path)
+                if rng.random() < 0.1:
+                    for sub in (store / "ranges").glob("*"):
+                        shutil.rmtree(sub, ignore_errors=True)
+                threading.Event().wait(0.01)
+        assert not load.wrong
+        wait_for(lambda: fill(m, expected), lambda n: n == 2 * 10)
+        assert m.status()["errors"]["handler"] == 0
+
+
+@pytest.mark.mount
+def test_every_flipped_bit_is_counted_once(tree: Path, store: Path) -> None:
+    expected = model(tree, "a", "b")
+    rng = random.Random(5)
+    with Mounted(tree, store=store) as m:
+        stored = fill(m, expected)
+        for path in m.range_files():
+            with changed(path) as data:
+                data[rng.randrange(PAGE, len(data))] ^= 1 << rng.randrange(8)
+        read_all(m, expected)
+        assert m.settle()["errors"]["corrupt"] == stored
+        assert fill(m, expected) == stored
+        payloads = [path.read_bytes()[PAGE:] for path in m.range_files()]
+        assert all(any(payload in data for data in expected.values()) for payload in payloads), "each was written anew"
+
+
+@pytest.mark.mount
+def test_a_store_of_another_user_is_refused(tree: Path, store: Path) -> None:
+    store.mkdir()
+    os.chown(store, 12345, 12345)
+    m = Mounted(tree, store=store)
+    try:
+        done = run(*m.arguments(), check=False)
+        assert done.returncode == 2
+        assert done.stderr == f"mummufs: the store {store} belongs to user 12345: name one of your own\n"
+        assert not m.is_mounted
+        assert list(store.iterdir()) == []
+    finally:
+        m.take_down()
+
+
+def as_another_version(path: Path) -> None:
+    """Give a range file or a table the next format version, with all its checksums right."""
+    with changed(path) as data:
+        struct.pack_into("<I", data, 8, 2)
+        if path.suffix == ".rng":
+            struct.pack_into("<Q", data, 88, xxh3_64_intdigest(bytes(data[:88])))
+
+
+@pytest.mark.mount
+def test_a_store_of_another_format_version(tree: Path, store: Path) -> None:
+    expected = model(tree, "a", "b")
+    with Mounted(tree, store=store) as m:
+        stored = fill(m, expected)
+        m.umount()
+        for path in [*m.range_files(), *store.glob("tables/*.tbl")]:
+            as_another_version(path)
+        m.mount()
+        assert m.status()["store"]["ranges"] == 0
+        read_all(m, expected)
+        assert m.settle()["reads"]["hits"] == 0
+        assert fill(m, expected) == stored
+
+
+@pytest.mark.mount
+def test_junk_in_the_store(tree: Path, store: Path) -> None:
+    """What an earlier mount left half-written goes; what is somebody else's stays as it is."""
+    expected = model(tree, "a")
+    with Mounted(tree, store=store) as m:
+        stored = fill(m, expected)
+        m.umount()
+        sub = m.range_files()[0].parent
+        theirs = ("notes.txt", "tmp/x.part", "tables/README", "ranges/old", f"ranges/{sub.name}/core", "other/deep/file")
+        for name in theirs:
+            (store / name).parent.mkdir(parents=True, exist_ok=True)
+            (store / name).write_bytes(b"theirs")
+        (sub / "link").symlink_to("/etc/passwd")
+        ours = (store / "tmp" / f"{'a' * 32}.7.tmp", sub / f"{'b' * 30}.rng")
+        for path in ours:
+            path.write_bytes(b"half of it")
+        m.mount()
+        read_all(m, expected)
+        assert m.status()["reads"]["misses"] == 0
+        assert not [path for path in ours if path.exists()]
+        for name in theirs:
+            assert (store / name).read_bytes() == b"theirs"
+        assert (sub / "link").is_symlink()
+        assert len(m.range_files()) == stored
+        (store / "tmp/x.part").unlink()
+
+
+@pytest.mark.mount
+@pytest.mark.parametrize("how", ["flip", "empty", "junk", "directory"])
+def test_corrupt_tables(tree: Path, store: Path, how: str) -> None:
+    expected = model(tree, "a", "b")
+    with Mounted(tree, store=store) as m:
+        stored = fill(m, expected)
+        m.umount()
+        tables = sorted(store.glob("tables/*.tbl"))
+        assert len(tables) == 2
+        for path in tables:
+            if how == "flip":
+                with changed(path) as data:
+                    data[len(data) // 2] ^= 4
+            elif how == "directory":
+                path.unlink()
+                path.mkdir()
+            else:
+                path.write_bytes(b"" if how == "empty" else os.urandom(path.stat().st_size))
+        m.mount()
+        for name in expected:
+            m.read(name)
+        m.settle()
+        read_all(m, expected)
+        assert m.status()["reads"]["hits"] > 0
+        assert len(m.range_files()) == stored
+
+
+@pytest.mark.mount
+def test_a_store_filled_from_another_volume_with_the_same_inodes(
+    tmp_path: Path, store: Path, tmpfs: Callable[[str], Path]
+) -> None:
+    """Same path, inode numbers, sizes and mtimes: only the ctimes and the bytes differ."""
+    place, volumes = tmp_path / "volume", [tmpfs("size=16m"), tmpfs("size=16m")]
+    for seed, volume in enumerate(volumes):
+        write_native(volume / "f", seed=seed, sizes=(RANGE_BYTES,) * 10, gap=100)
+        os.utime(volume / "f", ns=(10**18, 10**18))
+    first, second = ((volume / "f").stat() for volume in volumes)
+    assert (first.st_ino, first.st_size, first.st_mtime_ns) == (second.st_ino, second.st_size, second.st_mtime_ns)
+    for volume in volumes:
+        expected = {"f": (volume / "f").read_bytes()}
+        with FaultFs(volume, mountpoint=place), Mounted(place, store=store) as m:
+            read_all(m, expected)
+            m.settle()
+            assert m.status()["reads"]["hits"] == 0, "nothing of the other volume is given out"
+            read_all(m, expected)
+            assert m.status()["reads"]["hits"] > 0
+
+
+@pytest.mark.mount
+def test_64_readers_never_pass_the_budget(tree: Path, tmpfs: Callable[[str], Path]) -> None:
+    """Looked at every few milliseconds, deleted files that are still open included."""
+    budget, slack = 8 * MIB, 8 * PAGE  # the lock, a probe, and an evicted file's last page
+    disk = tmpfs("size=256m")
+    expected = model(tree, *(f"f{i}" for i in range(16)))
+    empty_bytes = in_use(disk)
+    with Mounted(tree, store=disk / "store", store_size=str(budget)) as m:
+        most, stop, wrong = [0], threading.Event(), []
+
+        def watch() -> None:
+            while not stop.wait(0.005):
+                most[0] = max(most[0], in_use(disk) - empty_bytes)
+
+        def reader(number: int) -> None:
+            rng = random.Random(number)
+            for name in rng.sample(sorted(expected), 4):
+                with opened(m.path(name)) as fd:
+                    for at in rng.sample(range(0, len(expected[name]), 256 * KIB), 6):
+                        if os.pread(fd, 256 * KIB, at) != expected[name][at : at + 256 * KIB]:
+                            wrong.append((name, at))
+
+        readers = [threading.Thread(target=reader, args=(i,)) for i in range(64)]
+        watcher = threading.Thread(target=watch)
+        for thread in (watcher, *readers):
+            thread.start()
+        for thread in readers:
+            thread.join()
+        status = m.settle()
+        stop.set()
+        watcher.join()
+        assert not wrong
+        assert status["evictions"]["ranges"] > 0
+        assert budget / 2 < most[0] <= budget + slack
+        assert status["gauges"]["fill_bytes_in_flight_max"] <= 256 * MIB
+
+
+@pytest.mark.mount
+def test_the_scan_of_the_store_is_killed(tree: Path, under: FaultFs) -> None:
+    """The mount goes on and says so: what is stored is served, nothing is added."""
+    expected = model(tree, "a", "b")
+    with Mounted(tree, store=under.mountpoint / "store") as m:
+        fill(m, expected)
+        m.umount()
+        under.delay_reads(0.3)
+        assert run(*m.arguments()).returncode == 0
+        m.pid = m.status()["pid"]
+        found = wait_for(lambda: [pid for pid, line in children(m.pid).items() if "store.scan" in line], bool)
+        os.kill(found[0], 9)
+        under.delay_reads(0)
+        wait_for(m.log.read_text, lambda text: "the scan of the store failed" in text)
+        read_all(m, expected)
+        assert m.status()["reads"]["hits"] > 0
+        assert pread_direct(m.path("a"), 0, PAGE) == expected["a"][:PAGE]
+        m.umount()
+        m.mount()
+        assert m.status()["store"]["ranges"] == 20
