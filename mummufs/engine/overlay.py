@@ -42,22 +42,42 @@ ABSENT_ERRNOS = frozenset(
 
 
 class AbsentFile:
-    """A file that could not be opened because its source is absent: only what is in the store can be read of it."""
+    """A file that could not be opened because its source is absent. It is opened once the source is back.
 
-    def __init__(self, attributes: Attributes) -> None:
+    Until then only what is in the store can be read of it.
+    """
+
+    def __init__(self, source: Source, path: bytes, attributes: Attributes) -> None:
+        self._source = source
+        self._path = path
         self._attributes = attributes
+        self._file: SourceFile | None = None
 
-    def read_into(self, buffer: memoryview, offset: int) -> int:  # noqa: ARG002 - the protocol's
-        raise OSError(errno.EIO, "the source is absent")
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        return self._opened().read_into(buffer, offset)
 
     def attributes(self) -> Attributes:
-        return self._attributes
+        try:
+            return self._opened().attributes()
+        except OSError as error:
+            if error.errno not in ABSENT_ERRNOS:
+                raise
+            return self._attributes
 
     def fileno(self) -> int:
-        raise OSError(errno.EIO, "the source is absent")
+        return self._opened().fileno()
 
     def close(self) -> None:
-        pass
+        if self._file is not None:
+            self._file.close()
+
+    def _opened(self) -> SourceFile:
+        if self._file is None:
+            file = self._source.open(self._path)
+            if file.attributes().file != self._attributes.file:
+                raise _stale()
+            self._file = file
+        return self._file
 
 
 @dataclass(eq=False)
@@ -195,21 +215,23 @@ class Overlay:
         """
         if node.stale:
             raise _stale()
+        known = self._files.get(node)
         file: SourceFile
         try:
-            known = self._files.get(node)
-            if known is None:
-                file, attributes = await self._pools.metadata.run(_open, self._source, node.path)
-            else:
-                file, attributes = known, await self._pools.metadata.run(known.attributes)
+            file, attributes = await self._pools.metadata.run(_open, self._source, node.path, known)
         except OSError as error:
             if not self._is_offline(error):
                 raise
-            file, attributes = AbsentFile(node.attributes), node.attributes
+            file = known or AbsentFile(self._source, node.path, node.attributes)
+            attributes = node.attributes
         self._take_in(node, attributes)
         if node.stale:
             raise _stale()
-        file = self._files.setdefault(node, file)
+        current = self._files.get(node)
+        if current is None or current is known:
+            self._files[node] = file
+        else:  # somebody was quicker
+            file = current
         node.opens += 1
         handle = Handle(node, file, node.keep_pages)
         node.keep_pages = True
@@ -291,7 +313,14 @@ def _stale() -> OSError:
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
-def _open(source: Source, path: bytes) -> tuple[SourceFile, Attributes]:
+def _open(source: Source, path: bytes, known: SourceFile | None) -> tuple[SourceFile, Attributes]:
+    """The file that is open already, unless its source went away under it."""
+    if known is not None:
+        try:
+            return known, known.attributes()
+        except OSError as error:
+            if error.errno not in ABSENT_ERRNOS:
+                raise
     file = source.open(path)
     return file, file.attributes()
 

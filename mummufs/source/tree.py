@@ -103,7 +103,8 @@ class TreeSource:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._path = os.fsencode(os.path.realpath(root))
-        self._root_device = os.fstat(self._root).st_dev
+        found = os.fstat(self._root)
+        self._root_device, self._root_inode = found.st_dev, found.st_ino
         self._filesystems: dict[int, int] = {}
 
     def stat(self, path: bytes) -> Attributes:
@@ -186,15 +187,15 @@ class TreeSource:
         """
         try:
             there, above = os.stat(self._path), os.stat(os.path.dirname(self._path))
-            here = os.fstat(self._root)
-            if there.st_dev == above.st_dev or (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino):
+            here = self._root_device, self._root_inode  # remembered: the file system that we have may be dead
+            if there.st_dev == above.st_dev or (there.st_dev, there.st_ino) == here:
                 return
             fresh = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             return
         os.dup2(fresh, self._root, inheritable=False)  # calls under way go on with the same number
         os.close(fresh)
-        self._root_device = there.st_dev
+        self._root_device, self._root_inode = there.st_dev, there.st_ino
         self._filesystems.clear()
 
     def _identify(self, found: os.stat_result, fd: int) -> FileId:

@@ -181,9 +181,11 @@ class FaultFs:
     def lose_power(self, loss: str = "empty") -> int:
         """Take away what was written and not synced; names stay. Returns how many files lost bytes.
 
+        The power is off then: every call fails with EIO, a sync that waits too, until `reset`.
+
         Args:
-            loss: what is left of those bytes: "empty" none, "short" the first half, "zeros" as many zeros, "holes" every
-                second page (the first one stays), with zeros between.
+            loss: what is left of those bytes: "empty" none, "short" the first half, "zeros" as many zeros, "holes"
+                every second page (the first one stays), with zeros between.
         """
         lost: int = self._command("lose_power", loss=loss)
         return lost

@@ -91,7 +91,10 @@ class Control:
         """What was not synced is lost, see `Unsynced`; how many files lost bytes."""
         if self._operations.unsynced is None:
             raise ValueError("this layer keeps no account of syncs: start it with --volatile")
-        return self._operations.unsynced.lose_power(loss)
+        lost = self._operations.unsynced.lose_power(loss)
+        self._operations.faults.power_is_off = True
+        self._operations.release_hung()
+        return lost
 
     def flip_bits(self, path: str, offset: int, mask: int) -> None:
         """Reads see a changed byte, see `BitFlip`."""

@@ -47,6 +47,7 @@ class Faults:
     hung_paths: set[str | None] = field(default_factory=set)
     short_read_bytes: int | None = None
     attr_delay_s: float = 0.0
+    power_is_off: bool = False
     sync_delay_s: float = 0.0
     syncs_lie: bool = False
     """An fsync is answered and nothing has become durable."""

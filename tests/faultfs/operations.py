@@ -116,6 +116,8 @@ class FaultOperations(pyfuse3.Operations):
     async def _enter(self, op: str, path: str) -> None:
         """Count one call and let it wait or fail as told."""
         self.op_counts[op] += 1
+        if self.faults.power_is_off:
+            raise pyfuse3.FUSEError(errno.EIO)
         if op in ("lookup", "getattr", "readdir") and self.faults.attr_delay_s > 0:
             await trio.sleep(self.faults.attr_delay_s)
         if op == "read":
@@ -301,7 +303,9 @@ class FaultOperations(pyfuse3.Operations):
         await self._enter("fsync", handle.path)
         if self.faults.syncs_lie:
             return
-        await trio.sleep(self.faults.sync_delay_s)
+        with trio.move_on_after(self.faults.sync_delay_s):
+            await self._released.wait()
+            raise pyfuse3.FUSEError(errno.EIO)
         await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, handle.descriptor)
         if self.unsynced is not None:
             self.unsynced.synced(handle.descriptor)

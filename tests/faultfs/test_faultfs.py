@@ -290,6 +290,9 @@ def test_unsynced_writes_are_lost_and_names_stay(back: Path, volatile: FaultFs, 
     (mount / "unlinked").unlink()
     assert (mount / "new").read_bytes() == b"n" * 9000, "until then everything is there"
     assert volatile.lose_power(loss) == 1
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        (mount / "new").read_bytes()
+    volatile.reset()
     assert (mount / "new").read_bytes() == (back / "new").read_bytes() == left
     assert (mount / "synced").read_bytes() == b"s" * 3000
     assert not (mount / "unlinked").exists()
@@ -306,6 +309,7 @@ def test_a_file_falls_back_to_its_last_sync(back: Path, volatile: FaultFs) -> No
         os.ftruncate(file.fileno(), 8)
     assert (back / "file").read_bytes() == b"firstsec"
     volatile.lose_power()
+    volatile.reset()
     assert (back / "file").read_bytes() == b"first" + CONTENTS[5:]
     (volatile.mountpoint / "file").open("wb").close()
     assert (back / "file").stat().st_size == 0
@@ -329,6 +333,22 @@ def test_a_sync_may_be_late_or_a_lie(back: Path, volatile: FaultFs) -> None:
     write("lied")
     assert volatile.lose_power() == 1
     assert ((back / "late").read_bytes(), (back / "lied").read_bytes()) == (b"x", b"")
+
+
+def test_a_sync_that_waits_when_power_is_lost_fails(back: Path, volatile: FaultFs) -> None:
+    volatile.delay_syncs(60)
+    descriptor = os.open(volatile.mountpoint / "new", os.O_WRONLY | os.O_CREAT)
+    with ThreadPoolExecutor(1) as pool:
+        os.write(descriptor, b"new")
+        syncing = pool.submit(os.fsync, descriptor)
+        while not volatile.op_counts().get("fsync"):
+            pass
+        assert volatile.lose_power() == 1
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            syncing.result(10)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        os.close(descriptor)
+    assert (back / "new").read_bytes() == b""
 
 
 def test_a_layer_without_an_account_cannot_lose_power(layer: FaultFs) -> None:

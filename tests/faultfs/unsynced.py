@@ -70,8 +70,8 @@ class Unsynced:
         """Take away what was not synced; how many files that have a name lost bytes.
 
         Args:
-            loss: of the bytes written since, "empty" leaves none, "short" the first half, "zeros" as many zeros, "holes" every
-                second page (the first one stays), with zeros between.
+            loss: of the bytes written since, "empty" leaves none, "short" the first half, "zeros" as many zeros,
+                "holes" every second page (the first one stays), with zeros between.
         """
         if loss not in LOSSES:
             raise ValueError(f"there is no loss {loss!r}; there are {', '.join(LOSSES)}")

@@ -7,7 +7,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.mounts.harness import Mounted
@@ -66,6 +66,15 @@ def timed_reads(m: Mounted, name: str, data: bytes, count: int, seed: int = 1) -
 def hits(m: Mounted) -> int:
     """Requests that the store has answered."""
     return int(m.status()["reads"]["hits"])
+
+
+def errno_of(call: Callable[[], object]) -> int | None:
+    """What a call fails with; None where it does not."""
+    try:
+        call()
+    except OSError as error:
+        return error.errno
+    return None
 
 
 def in_use(path: Path) -> int:

@@ -7,7 +7,6 @@ import errno
 import os
 import random
 import shutil
-import struct
 import subprocess
 import threading
 import time
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from xxhash import xxh3_64_intdigest
 
 from tests.faultfs.client import FaultFs
 from tests.hostile.support import (
@@ -23,7 +21,6 @@ from tests.hostile.support import (
     LOG_LINES_A_MINUTE,
     MIB,
     PAGE,
-    RANGE_BYTES,
     ROUND_UP_S,
     changed,
     children,
@@ -74,13 +71,14 @@ def test_reads_of_the_store_fail_for_a_while(tree: Path, under: FaultFs) -> None
         assert fill(m, expected) >= 20
         usual = timed_reads(m, "a", expected["a"], 50)
         under.fail_reads(errno.EIO)
-        took, seen = [], set()
+        took: list[float] = []
+        seen: set[str] = set()
         until = time.monotonic() + 2
         while time.monotonic() < until:
             took += timed_reads(m, "a", expected["a"], 20, seed=len(took))
             seen.add(m.status()["state"])
         assert seen & {"degraded", "off"}, seen
-        assert sorted(took)[int(0.99 * len(took))] < sorted(usual)[-1] + STALL_S
+        assert sorted(took)[int(0.99 * len(took))] < max(usual) + STALL_S
         read_all(m, expected)
         under.reset()
         back_to_hits(m, expected)
@@ -139,6 +137,23 @@ def test_a_store_that_becomes_read_only(tree: Path, under: FaultFs) -> None:
         assert len(m.range_files()) == stored
         under.reset()
         wait_for(lambda: fill(m, expected), lambda n: n > stored)
+
+
+@pytest.mark.mount
+@pytest.mark.parametrize("op", ["fsync", "write", "rename"])
+def test_a_write_that_fails_publishes_nothing(tree: Path, under: FaultFs, op: str) -> None:
+    """Every one, until it is mended: no range file, no temporary, and reads as ever. Then it is filled."""
+    expected = model(tree, "a", "b")
+    with Mounted(tree, store=under.mountpoint / "store") as m:
+        under.fail_op(op, errno.EIO)
+        for _ in range(3):
+            read_all(m, expected)
+        assert m.settle()["state"] == "degraded"
+        assert m.range_files() == []
+        assert list((under.mountpoint / "store/tmp").iterdir()) == []
+        assert len(m.log.read_text().splitlines()) <= LOG_LINES_A_MINUTE
+        under.reset()
+        wait_for(lambda: fill(m, expected), lambda n: n == 20)
 
 
 @pytest.mark.mount
@@ -230,119 +245,6 @@ def test_every_flipped_bit_is_counted_once(tree: Path, store: Path) -> None:
 
 
 @pytest.mark.mount
-def test_a_store_of_another_user_is_refused(tree: Path, store: Path) -> None:
-    store.mkdir()
-    os.chown(store, 12345, 12345)
-    m = Mounted(tree, store=store)
-    try:
-        done = run(*m.arguments(), check=False)
-        assert done.returncode == 2
-        assert done.stderr == f"mummufs: the store {store} belongs to user 12345: name one of your own\n"
-        assert not m.is_mounted
-        assert list(store.iterdir()) == []
-    finally:
-        m.take_down()
-
-
-def as_another_version(path: Path) -> None:
-    """Give a range file or a table the next format version, with all its checksums right."""
-    with changed(path) as data:
-        struct.pack_into("<I", data, 8, 2)
-        if path.suffix == ".rng":
-            struct.pack_into("<Q", data, 88, xxh3_64_intdigest(bytes(data[:88])))
-
-
-@pytest.mark.mount
-def test_a_store_of_another_format_version(tree: Path, store: Path) -> None:
-    expected = model(tree, "a", "b")
-    with Mounted(tree, store=store) as m:
-        stored = fill(m, expected)
-        m.umount()
-        for path in [*m.range_files(), *store.glob("tables/*.tbl")]:
-            as_another_version(path)
-        m.mount()
-        assert m.status()["store"]["ranges"] == 0
-        read_all(m, expected)
-        assert m.settle()["reads"]["hits"] == 0
-        assert fill(m, expected) == stored
-
-
-@pytest.mark.mount
-def test_junk_in_the_store(tree: Path, store: Path) -> None:
-    """What an earlier mount left half-written goes; what is somebody else's stays as it is."""
-    expected = model(tree, "a")
-    with Mounted(tree, store=store) as m:
-        stored = fill(m, expected)
-        m.umount()
-        sub = m.range_files()[0].parent
-        theirs = ("notes.txt", "tmp/x.part", "tables/README", "ranges/old", f"ranges/{sub.name}/core", "other/deep/file")
-        for name in theirs:
-            (store / name).parent.mkdir(parents=True, exist_ok=True)
-            (store / name).write_bytes(b"theirs")
-        (sub / "link").symlink_to("/etc/passwd")
-        ours = (store / "tmp" / f"{'a' * 32}.7.tmp", sub / f"{'b' * 30}.rng")
-        for path in ours:
-            path.write_bytes(b"half of it")
-        m.mount()
-        read_all(m, expected)
-        assert m.status()["reads"]["misses"] == 0
-        assert not [path for path in ours if path.exists()]
-        for name in theirs:
-            assert (store / name).read_bytes() == b"theirs"
-        assert (sub / "link").is_symlink()
-        assert len(m.range_files()) == stored
-        (store / "tmp/x.part").unlink()
-
-
-@pytest.mark.mount
-@pytest.mark.parametrize("how", ["flip", "empty", "junk", "directory"])
-def test_corrupt_tables(tree: Path, store: Path, how: str) -> None:
-    expected = model(tree, "a", "b")
-    with Mounted(tree, store=store) as m:
-        stored = fill(m, expected)
-        m.umount()
-        tables = sorted(store.glob("tables/*.tbl"))
-        assert len(tables) == 2
-        for path in tables:
-            if how == "flip":
-                with changed(path) as data:
-                    data[len(data) // 2] ^= 4
-            elif how == "directory":
-                path.unlink()
-                path.mkdir()
-            else:
-                path.write_bytes(b"" if how == "empty" else os.urandom(path.stat().st_size))
-        m.mount()
-        for name in expected:
-            m.read(name)
-        m.settle()
-        read_all(m, expected)
-        assert m.status()["reads"]["hits"] > 0
-        assert len(m.range_files()) == stored
-
-
-@pytest.mark.mount
-def test_a_store_filled_from_another_volume_with_the_same_inodes(
-    tmp_path: Path, store: Path, tmpfs: Callable[[str], Path]
-) -> None:
-    """Same path, inode numbers, sizes and mtimes: only the ctimes and the bytes differ."""
-    place, volumes = tmp_path / "volume", [tmpfs("size=16m"), tmpfs("size=16m")]
-    for seed, volume in enumerate(volumes):
-        write_native(volume / "f", seed=seed, sizes=(RANGE_BYTES,) * 10, gap=100)
-        os.utime(volume / "f", ns=(10**18, 10**18))
-    first, second = ((volume / "f").stat() for volume in volumes)
-    assert (first.st_ino, first.st_size, first.st_mtime_ns) == (second.st_ino, second.st_size, second.st_mtime_ns)
-    for volume in volumes:
-        expected = {"f": (volume / "f").read_bytes()}
-        with FaultFs(volume, mountpoint=place), Mounted(place, store=store) as m:
-            read_all(m, expected)
-            m.settle()
-            assert m.status()["reads"]["hits"] == 0, "nothing of the other volume is given out"
-            read_all(m, expected)
-            assert m.status()["reads"]["hits"] > 0
-
-
-@pytest.mark.mount
 def test_64_readers_never_pass_the_budget(tree: Path, tmpfs: Callable[[str], Path]) -> None:
     """Looked at every few milliseconds, deleted files that are still open included."""
     budget, slack = 8 * MIB, 8 * PAGE  # the lock, a probe, and an evicted file's last page
@@ -350,7 +252,8 @@ def test_64_readers_never_pass_the_budget(tree: Path, tmpfs: Callable[[str], Pat
     expected = model(tree, *(f"f{i}" for i in range(16)))
     empty_bytes = in_use(disk)
     with Mounted(tree, store=disk / "store", store_size=str(budget)) as m:
-        most, stop, wrong = [0], threading.Event(), []
+        most, stop = [0], threading.Event()
+        wrong: list[tuple[str, int]] = []
 
         def watch() -> None:
             while not stop.wait(0.005):
@@ -360,9 +263,10 @@ def test_64_readers_never_pass_the_budget(tree: Path, tmpfs: Callable[[str], Pat
             rng = random.Random(number)
             for name in rng.sample(sorted(expected), 4):
                 with opened(m.path(name)) as fd:
-                    for at in rng.sample(range(0, len(expected[name]), 256 * KIB), 6):
-                        if os.pread(fd, 256 * KIB, at) != expected[name][at : at + 256 * KIB]:
-                            wrong.append((name, at))
+                    at = rng.randrange(len(expected[name]) // PAGE) * PAGE
+                    for piece in range(at, min(len(expected[name]), at + 2 * MIB), 256 * KIB):
+                        got = os.pread(fd, 256 * KIB, piece)
+                        wrong.extend([(name, piece)] * (got != expected[name][piece : piece + 256 * KIB]))
 
         readers = [threading.Thread(target=reader, args=(i,)) for i in range(64)]
         watcher = threading.Thread(target=watch)

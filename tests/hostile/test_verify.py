@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
+from mummufs import control
 from tests.faultfs.client import FaultFs
 from tests.hostile.support import KIB, PAGE, changed, fill, model, read_all
 from tests.mounts.harness import Mounted, run
@@ -82,8 +83,6 @@ def test_a_sample_and_what_is_left(tree: Path, store: Path) -> None:
         done = run("verify", m.mountpoint, check=False)
         assert done.returncode == 1
         assert "being verified already" in done.stderr
-        from mummufs import control
-
         control.request(m.mountpoint, "verify_stop")
         stopped = wait_for(m.status, lambda s: not s["scrub"]["running"])["scrub"]
         assert 2 <= stopped["ranges"] < 20
@@ -96,12 +95,16 @@ def test_hits_are_served_while_it_runs(tree: Path, store: Path) -> None:
     expected = model(tree, "a", "b")
     with Mounted(tree, store=store) as m:
         fill(m, expected)
-        scrub = threading.Thread(target=verify, args=(m, "--rate", "2M"))
+        scrub = threading.Thread(target=verify, args=(m, "--rate", "1M"))
         scrub.start()
-        for _ in range(10):
+        wait_for(m.status, lambda s: s["scrub"]["running"])
+        before = m.status()["reads"]["misses"]
+        for _ in range(5):
             read_all(m, expected)
-        assert m.status()["reads"]["misses"] == m.status()["reads"]["misses"]
+        status = m.status()
         scrub.join()
+        assert status["scrub"]["running"]
+        assert status["reads"]["misses"] == before
         assert m.settle()["errors"]["store"] == 0
 
 
@@ -122,6 +125,8 @@ def test_verify_always_catches_what_no_attribute_tells(tree: Path, tmp_path: Pat
     options = ("settle=0", "verify=always")
     with FaultFs(back) as under, Mounted(tree, store=under.mountpoint / "store", options=options) as m:
         fill(m, expected)
+        m.remount()  # so that each range file is open by its name
+        read_all(m, expected)
         assert m.settle()["errors"]["corrupt"] == 0
         before = {path: path.stat() for path in m.range_files()}
         for path in before:
