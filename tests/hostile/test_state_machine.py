@@ -292,7 +292,7 @@ class Mirror(Witness):
 
 
 PROFILE = settings(
-    max_examples=6,
+    max_examples=10,
     stateful_step_count=25,
     deadline=None,
     derandomize=True,
