@@ -51,9 +51,7 @@ def status(
 
 def scrub_status(scrub: Scrub) -> dict[str, Any]:
     """How far a scrub is, or how the last one ended."""
-    found = asdict(scrub.progress)
-    del found["at"]
-    return found
+    return asdict(scrub.progress)
 
 
 def _options(config: MountConfig, service: Service) -> dict[str, Any]:

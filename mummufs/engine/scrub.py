@@ -25,6 +25,10 @@ from mummufs.source.base import Source, SourceFile
 
 RATE_BYTES_PER_S = 200 << 20
 """What a scrub reads of the store at most, so that it is not felt."""
+MARK_S = 5.0
+"""How often a scrub keeps how far it has come."""
+MARK_WAIT_S = 1.0
+"""How long that may take at its end."""
 DEPTH_MAX = 64
 """Folders below one another that the search for files goes into."""
 COMPARE_BYTES = 1 << 20
@@ -42,7 +46,6 @@ class ScrubProgress:
         corrupt: whose file did not have its checksum, or could not be read.
         different: whose bytes were not the source's.
         skipped: evicted meanwhile, or (against the source) of a file that is not there in this version.
-        at: the key that was looked at last.
     """
 
     running: bool = False
@@ -54,7 +57,6 @@ class ScrubProgress:
     corrupt: int = 0
     different: int = 0
     skipped: int = 0
-    at: RangeKey | None = None
 
 
 class Scrub:
@@ -79,11 +81,11 @@ class Scrub:
         """Prove the resident ranges, all of them or a random sample.
 
         Args:
-            resume: go on after the key where the last scrub of this mount stopped.
+            resume: go on after the range where the last scrub was interrupted, by the end of its mount perhaps.
         """
         keys = sorted(self._cache.index.resident_keys())
-        last = self.progress.at
-        if resume and last is not None:
+        last = await self._marked() if resume else None
+        if last is not None:
             keys = [key for key in keys if key > last]
         if sample is not None and sample < len(keys):
             keys = sorted(choose(keys, sample))
@@ -93,20 +95,39 @@ class Scrub:
         if against_source:
             wanted = {key.file for key in keys}
             files = await self._pools.metadata.run(_find, self._source, wanted)
-        begun = trio.current_time()
+        begun = marked_at = trio.current_time()
+        at: RangeKey | None = None
         try:
             for key in keys:
                 await self._look_at(key, files.get(key.file))
                 progress.ranges += 1
                 progress.bytes += key.size
-                progress.at = key
+                at = key
+                if sample is None and trio.current_time() - marked_at >= MARK_S:
+                    await self._mark(at)
+                    marked_at = trio.current_time()
                 await trio.sleep_until(begun + progress.bytes / rate_bytes_per_s)
-            progress.at = None
+            at = None
         finally:
             progress.running = False
+            if sample is None:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + MARK_WAIT_S):
+                    await self._mark(at)
             log.info(
                 "scrub: %d ranges, %d corrupt, %d different", progress.ranges, progress.corrupt, progress.different
             )
+
+    async def _mark(self, at: RangeKey | None) -> None:
+        try:
+            await self._cache.gate.write(self._cache.store.save_mark, at)
+        except OSError as error:
+            log.warning("scrub: how far it has come cannot be kept: %s", error)
+
+    async def _marked(self) -> RangeKey | None:
+        try:
+            return await self._cache.gate.read(self._cache.store.load_mark)
+        except (OSError, StoreLateError):
+            return None
 
     async def _look_at(self, key: RangeKey, path: bytes | None) -> None:
         version = self._cache.index.version(key)

@@ -35,6 +35,9 @@ from mummufs.store.scan import RECORD, unpack_records
 
 RESTORE_STEP = 128
 """Range files that the index takes in between two checkpoints: about a millisecond."""
+RESCAN_S = 1.0
+RESCAN_S_MAX = 60.0
+"""Pause before a scan that failed is tried again; it doubles up to the second."""
 DRAIN_S = 2.0
 """How long a mount that ends waits for fills that are being written."""
 
@@ -163,15 +166,18 @@ class Service:
                 await self.cache.filler.wait_landing()
 
     async def _take_stock(self) -> None:
-        """Account for what the store holds already; then fills may begin."""
+        """Account for what the store holds already; then fills may begin. A scan that fails is tried again."""
         assert self.cache is not None
-        try:
-            if self._store_dir is not None:
+        pause_s = RESCAN_S
+        while self._store_dir is not None:
+            try:
                 await self._scan(self._store_dir)
-        except Exception:
-            self.counters.errors.store += 1
-            log.exception("the scan of the store failed: what it holds is served, but nothing new is stored")
-            return
+                break
+            except Exception as error:  # whatever it is, it must not end the mount
+                self.counters.errors.store += 1
+                log.warning("the scan of the store failed, nothing new is stored until one succeeds: %s", error)
+            await trio.sleep(pause_s)
+            pause_s = min(RESCAN_S_MAX, 2 * pause_s)
         self.scanned = True
         self.reader.scanning = False
         self.cache.filler.open_for_fills = True

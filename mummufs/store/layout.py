@@ -5,6 +5,7 @@
       ranges/<xx>/<30 hex>.rng     one file per range, named by a hash of its key; <xx> are its first two digits
       tables/<32 hex>.tbl          the range table of one file, named by a hash of its identity
       tmp/<32 hex>.<n>.tmp         what is being written
+      scrub                        the key of the range that an interrupted scrub proved last: 4 x u64
 
 A range file is a header of 4 KiB and then the window's bytes, so that these are page-aligned for O_DIRECT and splice.
 Header, little-endian, padded with zeros:
@@ -40,6 +41,7 @@ LOCK_NAME = "lock"
 RANGES_DIR = "ranges"
 TABLES_DIR = "tables"
 TMP_DIR = "tmp"
+SCRUB_NAME = "scrub"
 DIRECTORIES = (RANGES_DIR, TABLES_DIR, TMP_DIR)
 DIR_MODE = 0o700
 FILE_MODE = 0o600
@@ -106,7 +108,7 @@ def charge_of(size: int) -> int:
 
 def digest_of(key: RangeKey) -> str:
     """32 hex digits that name a range."""
-    return blake2b(_KEY.pack(*key.file, key.offset, key.size), digest_size=16).hexdigest()
+    return blake2b(pack_key(key), digest_size=16).hexdigest()
 
 
 def range_dir(key: RangeKey) -> str:
@@ -138,6 +140,19 @@ def is_tmp_name(name: str) -> bool:
 def is_table_name(name: str) -> bool:
     """Whether a name in tables/ is one of ours."""
     return _TABLE_NAME.match(name) is not None
+
+
+def pack_key(key: RangeKey) -> bytes:
+    """A key as the scrub's mark holds it."""
+    return _KEY.pack(*key.file, key.offset, key.size)
+
+
+def unpack_key(data: bytes) -> RangeKey | None:
+    """What `pack_key` wrote; None where it is something else."""
+    if len(data) != _KEY.size:
+        return None
+    filesystem, inode, offset, size = _KEY.unpack(data)
+    return RangeKey(FileId(filesystem, inode), offset, size)
 
 
 def table_digest(file: FileId) -> str:

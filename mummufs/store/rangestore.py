@@ -28,6 +28,7 @@ from mummufs.store.layout import (
     HEADER_BYTES,
     HEADER_USED_BYTES,
     RANGES_DIR,
+    SCRUB_NAME,
     TABLES_DIR,
     TMP_DIR,
     RangeHeader,
@@ -35,12 +36,14 @@ from mummufs.store.layout import (
     is_range_name,
     is_table_name,
     is_tmp_name,
+    pack_key,
     pack_table,
     range_dir,
     range_name,
     table_digest,
     table_name,
     tmp_name,
+    unpack_key,
     unpack_table,
 )
 from mummufs.store.osfs import FileState, Os
@@ -237,6 +240,26 @@ class RangeStore:
     def free_bytes(self) -> int:
         """Bytes that the store's file system still has for us."""
         return self._fs.free_bytes()
+
+    def save_mark(self, key: RangeKey | None) -> None:
+        """Keep how far a scrub has come; None: it is through."""
+        if key is None:
+            self._remove(SCRUB_NAME)
+            return
+        name = tmp_name("0" * 32, next(self._serial))
+        self._fs.close(self._write_named(name, SCRUB_NAME, (memoryview(pack_key(key)), b"")))
+
+    def load_mark(self) -> RangeKey | None:
+        """The key that an interrupted scrub proved last, or None."""
+        data = memoryview(bytearray(64))
+        try:
+            fd = self._fs.open(SCRUB_NAME)
+        except FileNotFoundError:
+            return None
+        try:
+            return unpack_key(bytes(data[: self._fs.read(fd, data, 0)]))
+        finally:
+            self._fs.close(fd)
 
     # ------------------------------------------------------------------ probes
 

@@ -95,3 +95,24 @@ async def test_a_sample_and_a_resumed_scrub(tmp_path: Path) -> None:
         assert not scrub.progress.running
         await scrub.run(resume=True, rate_bytes_per_s=FAST)
         assert scrub.progress.ranges == COUNT - 1
+
+
+async def test_a_scrub_is_resumed_by_the_next_mount(tmp_path: Path) -> None:
+    source, parser = model()
+    async with engine(source, tmp_path, parser) as e:
+        handle = await e.open(b"dir/model")
+        await e.fill(handle, *range(COUNT))
+        scrub = e.service.scrub
+        assert scrub is not None
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lambda: scrub.run(rate_bytes_per_s=1e-9))
+                await e.wait_until(lambda: scrub.progress.ranges == 1)
+                scope.cancel()
+    async with engine(source, tmp_path, parser, scan=True) as e:
+        scrub = e.service.scrub
+        assert scrub is not None
+        await scrub.run(resume=True, rate_bytes_per_s=FAST)
+        assert scrub.progress.ranges == COUNT - 1
+        await scrub.run(resume=True, rate_bytes_per_s=FAST)
+        assert scrub.progress.ranges == COUNT, "the last one was through: it begins anew"
