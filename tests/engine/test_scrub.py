@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from mummufs.core.index import State
+from mummufs.engine.scrub import Scrub
 from mummufs.source.memory import MemorySource
 from mummufs.store.layout import HEADER_BYTES
 from tests.engine.harness import FakeParser, contents, engine, make_table
@@ -102,12 +104,12 @@ async def test_a_scrub_is_resumed_by_the_next_mount(tmp_path: Path) -> None:
     async with engine(source, tmp_path, parser) as e:
         handle = await e.open(b"dir/model")
         await e.fill(handle, *range(COUNT))
-        scrub = e.service.scrub
-        assert scrub is not None
+        first = e.service.scrub
+        assert first is not None
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(lambda: scrub.run(rate_bytes_per_s=1e-9))
-                await e.wait_until(lambda: scrub.progress.ranges == 1)
+                nursery.start_soon(partial(first.run, rate_bytes_per_s=1e-9))
+                await e.wait_until(partial(_one_done, first))
                 scope.cancel()
     async with engine(source, tmp_path, parser, scan=True) as e:
         scrub = e.service.scrub
@@ -116,3 +118,7 @@ async def test_a_scrub_is_resumed_by_the_next_mount(tmp_path: Path) -> None:
         assert scrub.progress.ranges == COUNT - 1
         await scrub.run(resume=True, rate_bytes_per_s=FAST)
         assert scrub.progress.ranges == COUNT, "the last one was through: it begins anew"
+
+
+def _one_done(scrub: Scrub) -> bool:
+    return scrub.progress.ranges == 1
