@@ -7,14 +7,16 @@ If it ends before that, the pipe ends too. What it prints until then lands in me
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import mummufs
@@ -49,8 +51,28 @@ def mount_in_background(config: MountConfig, environ: Mapping[str, str]) -> list
     notes = [*replaced, *config.warnings]
     if config.store_dir is None:
         notes.append(PASS_THROUGH_NOTE)
-    start_daemon(daemon_command(config), config, environ)
+    with _ending_in_order():
+        start_daemon(daemon_command(config), config, environ)
     return notes
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end this process as SIGINT does: by an exception, so that the daemon is stopped too."""
+
+    def leave(number: int, frame: object) -> None:
+        del frame
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may take signals
+        yield
+        return
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def clear_dead_mount(mountpoint: Path) -> list[str]:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+TRACEBACK_LINES = 10
+"""What a record with a traceback counts as."""
 LINES_PER_MINUTE = 40
 """What a fault that repeats for every read may write; the rest is counted."""
 _SYSLOG = Path("/dev/log")
@@ -33,7 +35,7 @@ class RateLimit(logging.Filter):
         if self._passed >= self._lines:
             self.left_out += 1
             return False
-        self._passed += 1
+        self._passed += TRACEBACK_LINES if record.exc_info else 1
         if self.left_out:
             record.msg = f"{record.getMessage()} ({self.left_out} lines before this one were left out)"
             record.args = ()
@@ -67,3 +69,5 @@ def set_up(level: str, file: Path | None, foreground: bool) -> None:
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("mummufs").setLevel(level.upper())
+    # Out of descriptors, it would tell ten times a second that a client of the control socket has to wait.
+    logging.getLogger("trio.serve_listeners").setLevel(logging.CRITICAL)

@@ -8,6 +8,7 @@ is cut off, and the log says so.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import logging
 import os
@@ -27,6 +28,7 @@ from mummufs.backends.fuse.session import Session, SessionOptions
 from mummufs.config import MountConfig
 from mummufs.control import Answer, ControlServer
 from mummufs.core.errors import MummufsError, UsageError
+from mummufs.engine.reaper import Reaper
 from mummufs.engine.resident import OPEN_MAX
 from mummufs.engine.scrub import RATE_BYTES_PER_S, Scrub
 from mummufs.engine.service import Service, ServiceOptions
@@ -37,13 +39,15 @@ from mummufs.status import scrub_status, status
 from mummufs.store.layout import DIR_MODE
 from mummufs.store.lock import StoreLock
 from mummufs.store.osfs import RealOs
-from mummufs.store.rangestore import RangeStore
+from mummufs.store.rangestore import TABLES_BYTES_MAX, RangeStore
 
 LEAVE_S = 4.0
 """After a signal: how long who holds the mount may go on before the connection is cut."""
 RESERVE_BYTES_MAX = 1 << 30
 RESERVE_SHARE = 0.05
 """The store's file system keeps this share free, but no more than RESERVE_BYTES_MAX, unless an option says else."""
+TABLES_SHARE = 8
+"""One in so many bytes of the budget may go to range tables."""
 OPEN_SHARE = 4
 """One in so many of the process's descriptors may be a range file that is kept open."""
 SWITCH_INTERVAL_S = 0.001
@@ -74,14 +78,14 @@ def run(config: MountConfig, ready: Ready, *, background: bool = False) -> int:
     _raise_open_files()
     with contextlib.ExitStack() as stack:
         try:
-            source = TreeSource(config.source)
+            source = TreeSource(config.source, Reaper("source closer").submit)
             reads = config.source_reads or suggested_reads(os.fspath(config.source))
         except OSError as error:
             raise MummufsError(f"the source {config.source} cannot be opened: {error.strerror}") from None
         stack.callback(source.close)
         store = None
         if config.store_dir is not None:
-            store = stack.enter_context(_opened_store(config.store_dir))
+            store = stack.enter_context(_opened_store(config.store_dir, config.store_bytes))
         service = Service(source, _service_options(config, reads, store), store, store_dir=config.store_dir)
         operations = Operations(service.overlay, service.counters, config.attr_timeout_s)
         session = Session(
@@ -90,16 +94,19 @@ def run(config: MountConfig, ready: Ready, *, background: bool = False) -> int:
             SessionOptions(config.fsname, config.allow_other, config.read_only, config.mount_flags),
         )
         daemon = _Daemon(config, service, operations, session, ready)
-        session.mount()
+        with _claimed(config.mountpoint):
+            session.mount()
         stack.callback(session.close)
         gc.collect()
         gc.freeze()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        failure: OSError | None = None
         try:
             trio.run(daemon.main)
         except* OSError as errors:
-            first = _first(errors)
-            raise MummufsError(f"the mount of {config.mountpoint} failed: {first.strerror or first}") from None
+            failure = _first(errors)  # raised below: what is raised here would be wrapped in a group
+        if failure is not None:
+            raise MummufsError(f"the mount of {config.mountpoint} failed: {failure.strerror or failure}")
     # Threads that a hung source still holds must not keep the process: they are daemons, and nothing is left to write.
     logging.shutdown()
     return 0
@@ -224,7 +231,29 @@ class _Daemon:
 
 
 @contextlib.contextmanager
-def _opened_store(directory: Path) -> Iterator[RangeStore]:
+def _claimed(mountpoint: Path) -> Iterator[None]:
+    """Hold the mountpoint while it is mounted on: of two mounts at once, the second is refused.
+
+    Raises:
+        UsageError: somebody else is mounting there, or has mounted.
+    """
+    fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"another mummufs is just being mounted at {mountpoint}: name another place") from None
+        except OSError:
+            pass  # a file system without locks: the check that follows has to do
+        if mount_at(mountpoint, read_mountinfo()) is not None:
+            raise UsageError(f"something is mounted at {mountpoint} by now: unmount it, or name another place")
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _opened_store(directory: Path, budget_bytes: int) -> Iterator[RangeStore]:
     """The store, locked. What is wrong with it is told in a sentence."""
     try:
         directory.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
@@ -235,7 +264,12 @@ def _opened_store(directory: Path) -> Iterator[RangeStore]:
         with contextlib.ExitStack() as stack:
             lock = StoreLock(directory)
             stack.callback(lock.release)
-            store = RangeStore(RealOs(directory), lambda: lock.renew(directory))
+            store = RangeStore(
+                RealOs(directory),
+                lambda: lock.renew(directory),
+                closer=Reaper("store closer").submit,
+                tables_bytes_max=min(TABLES_BYTES_MAX, budget_bytes // TABLES_SHARE),
+            )
             held = stack.pop_all()
     except OSError as error:
         raise UsageError(f"the store {directory} cannot be used: {error.strerror}") from None

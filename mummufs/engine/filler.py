@@ -27,7 +27,8 @@ from mummufs.engine.resident import Resident
 from mummufs.engine.threads import Pools
 from mummufs.source.base import Attributes, SourceFile
 from mummufs.store.layout import charge_of
-from mummufs.store.rangestore import RangeStore, StoredRange
+from mummufs.store.rangestore import RangeStore
+from mummufs.store.storedrange import StoredRange
 
 IN_FLIGHT_BYTES_MAX = 256 << 20
 """Window bytes in memory for all flights together, until they are written."""
@@ -129,8 +130,12 @@ class Filler:
             return None
         if plan.decision is Decision.PRESENT:
             return None
+        try:
+            flight = Flight(key, version, file, first)
+        except MemoryError:
+            self._counters.fills.dropped += 1
+            return None
         self._evictor.evict_nowait(plan.victims)
-        flight = Flight(key, version, file, first)
         self._flights[key] = flight
         self.in_flight_bytes += key.size
         self.in_flight_bytes_max = max(self.in_flight_bytes_max, self.in_flight_bytes)

@@ -35,7 +35,7 @@ from mummufs.engine.resident import Resident
 from mummufs.engine.threads import Pools
 from mummufs.source.base import SourceFile
 from mummufs.store.layout import charge_of
-from mummufs.store.rangestore import StoredRange
+from mummufs.store.storedrange import StoredRange
 
 log = logging.getLogger(__name__)
 

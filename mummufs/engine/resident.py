@@ -17,7 +17,8 @@ from weakref import WeakValueDictionary
 
 from mummufs.core.ranges import RangeKey, Version
 from mummufs.store.osfs import FileState
-from mummufs.store.rangestore import RangeStore, StoredRange
+from mummufs.store.rangestore import RangeStore
+from mummufs.store.storedrange import StoredRange
 
 OPEN_MAX = 1024
 """Range files kept open, where the limit of descriptors allows."""

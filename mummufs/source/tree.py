@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from hashlib import blake2b
 
 from mummufs.core.ranges import FileId
@@ -57,15 +58,17 @@ def open_beneath(root: int, path: bytes, flags: int) -> int:
     raise OSError(code, os.strerror(code), os.fsdecode(path))
 
 
+Closer = Callable[[Callable[[], None]], None]
 Identify = Callable[[os.stat_result, int], FileId]
 
 
 class TreeFile:
     """A regular file of the tree."""
 
-    def __init__(self, fd: int, identify: Identify) -> None:
+    def __init__(self, fd: int, identify: Identify, closer: Closer) -> None:
         self._fd = fd
         self._identify = identify
+        self._closer = closer
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         done = 0
@@ -87,7 +90,7 @@ class TreeFile:
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            self._closer(partial(os.close, fd))
 
     def __del__(self) -> None:
         self.close()
@@ -100,7 +103,13 @@ class TreeSource:
         OSError: the directory cannot be opened.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], closer: Closer = lambda call: call()) -> None:
+        """Open a directory.
+
+        Args:
+            closer: has the closing of files done, elsewhere perhaps: close(2) hangs while the source does.
+        """
+        self._closer = closer
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._path = os.fsencode(os.path.realpath(root))
         found = os.fstat(self._root)
@@ -150,7 +159,7 @@ class TreeSource:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(path))
-        return TreeFile(fd, self._identify)
+        return TreeFile(fd, self._identify, self._closer)
 
     def open_directory(self, path: bytes) -> int:
         return open_beneath(self._root, path, os.O_RDONLY | os.O_DIRECTORY)

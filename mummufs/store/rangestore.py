@@ -4,10 +4,7 @@ Theory of operation. A range file is written in this order: bytes, header (size 
 crash therefore leaves a temporary, which the next mount removes, or a name whose header tells whether its bytes are
 all there: file systems were seen to keep a renamed name with empty or zero contents when nothing was synced.
 
-`StoredRange` is an open range file. It is *proved* when its bytes have the checksum of its header; until then, and
-again whenever its size, mtime or ctime are not those that were proved, no byte of it is given out. What this mount
-wrote itself is proved by having been written. Every fault is an OSError or a RangeFileError, and every one of them
-means the same to the caller: the source answers.
+When an open range file is believed is in storedrange.py.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from collections.abc import Callable
 from xxhash import xxh3_128
 
 from mummufs.core.errors import RangeFileError
-from mummufs.core.ranges import FileId, RangeKey, Version
+from mummufs.core.ranges import FileId, RangeKey, Version, page_ceil
 from mummufs.store.layout import (
     DIRECTORIES,
     HEADER_BYTES,
@@ -46,155 +43,39 @@ from mummufs.store.layout import (
     unpack_key,
     unpack_table,
 )
-from mummufs.store.osfs import FileState, Os
+from mummufs.store.osfs import Os
+from mummufs.store.storedrange import Closer, StoredRange, at_once
 
-PROVE_CHUNK_BYTES = 1 << 20
-PROVE_ATTEMPTS = 3
-"""A file that somebody writes to while it is proved is tried again this often."""
 TABLES_BYTES_MAX = 256 << 20
 """All table files together; the ones saved longest ago make room."""
 TABLE_FILE_BYTES_MAX = 65 << 20
 
 
-class _Descriptor:
-    """A descriptor that is closed with its last reference.
-
-    It is not part of `StoredRange` because a weak reference to an object with a finalizer still gives the object out
-    while the finalizer runs, its descriptor closed and perhaps somebody else's by then.
-    """
-
-    def __init__(self, fs: Os, fd: int) -> None:
-        self._fs = fs
-        self.fd = fd
-        self.on_close: Callable[[], None] | None = None
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):  # the descriptor is gone even so, and its owner has to hear of it
-            self._fs.close(self.fd)
-        if self.on_close is not None:
-            self.on_close()
-
-
-class StoredRange:
-    """An open range file. Closed with its last reference, so that a read under way never loses its descriptor."""
-
-    def __init__(self, fs: Os, fd: int, key: RangeKey, version: Version) -> None:
-        self._fs = fs
-        self._descriptor = _Descriptor(fs, fd)
-        self.key = key
-        self.version = version
-        self._proved: FileState | None = None
-        self._proving = threading.Lock()
-
-    def when_closed(self, call: Callable[[], None]) -> None:
-        """Have this called once the file is closed, by whichever thread held the last reference."""
-        self._descriptor.on_close = call
-
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill `buffer` from `offset` bytes into the window.
-
-        Raises:
-            RangeFileError: the file is not what it was, or too short.
-            OSError: it cannot be read.
-        """
-        for _ in range(PROVE_ATTEMPTS):
-            if self._fs.state(self._descriptor.fd) != self._proved:
-                self.prove()
-            self._read_all(buffer, HEADER_BYTES + offset)
-            if self._fs.state(self._descriptor.fd) == self._proved:
-                return
-        raise RangeFileError("somebody keeps writing to it")
-
-    @property
-    def proof(self) -> FileState | None:
-        """The state in which the file was proved, for `believe` when it is opened again."""
-        return self._proved
-
-    def believe(self, proof: FileState | None) -> None:
-        """The file was proved in this state earlier in this mount: if it still is in it, once was enough."""
-        self._proved = proof
-
-    def prove(self) -> None:
-        """Read the whole file and compare its checksum. One thread does it, the others wait for that.
-
-        Raises:
-            RangeFileError: it is not the range file of this key and version, byte for byte.
-            OSError: it cannot be read.
-        """
-        with self._proving:
-            for _ in range(PROVE_ATTEMPTS):
-                state = self._fs.state(self._descriptor.fd)
-                if state == self._proved:
-                    return
-                self._prove_as(state)
-                if self._fs.state(self._descriptor.fd) == state:
-                    self._proved = state
-                    return
-        raise RangeFileError("somebody keeps writing to it")
-
-    def trust(self) -> None:
-        """Take the file as it is now for proved: this process has just written it."""
-        self._proved = self._fs.state(self._descriptor.fd)
-
-    def check_header(self) -> RangeHeader:
-        """The header, if the file is there in full and of this key and version; its bytes are not looked at.
-
-        Raises:
-            RangeFileError: it is not.
-        """
-        state = self._fs.state(self._descriptor.fd)
-        self._check_state(state)
-        head = memoryview(bytearray(HEADER_USED_BYTES))
-        self._read_all(head, 0)
-        header = RangeHeader.unpack(head)
-        if header.key != self.key:
-            raise RangeFileError("it holds another range than its name says")
-        if header.version != self.version:
-            raise RangeFileError("it is of another version of its file")
-        return header
-
-    def _prove_as(self, state: FileState) -> None:
-        self._check_state(state)
-        header = self.check_header()
-        hasher = xxh3_128()
-        buffer = memoryview(bytearray(min(PROVE_CHUNK_BYTES, self.key.size)))
-        done = 0
-        while done < self.key.size:
-            piece = buffer[: self.key.size - done]
-            self._read_all(piece, HEADER_BYTES + done)
-            hasher.update(piece)
-            done += len(piece)
-        if hasher.digest() != header.checksum:
-            raise RangeFileError("its bytes do not have the checksum that its header states")
-
-    def _check_state(self, state: FileState) -> None:
-        if not state.regular:
-            raise RangeFileError("it is not a regular file")
-        if state.links == 0:
-            raise RangeFileError("it has been removed")
-        if state.size != HEADER_BYTES + self.key.size:
-            raise RangeFileError(f"it has {state.size} bytes in place of {HEADER_BYTES + self.key.size}")
-
-    def _read_all(self, buffer: memoryview, offset: int) -> None:
-        done = 0
-        while done < len(buffer):
-            n = self._fs.read(self._descriptor.fd, buffer[done:], offset + done)
-            if n == 0:
-                raise RangeFileError(f"it ends at {offset + done} bytes")
-            done += n
-
-
 class RangeStore:
     """The store's directory. The caller holds its lock."""
 
-    def __init__(self, fs: Os, relock: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        fs: Os,
+        relock: Callable[[], None] | None = None,
+        *,
+        closer: Closer = at_once,
+        tables_bytes_max: int = TABLES_BYTES_MAX,
+    ) -> None:
         """Make the directories and remove what an earlier mount left half-written.
+
+        Args:
+            relock: takes the lock of a store whose directory was made anew.
+            closer: has the closing of files done, elsewhere perhaps: close(2) hangs while a file system does.
+            tables_bytes_max: what all range tables may take; the ones saved longest ago make room.
 
         Raises:
             OSError: the directory cannot be used.
         """
         self._fs = fs
         self._relock = relock
+        self._closer = closer
+        self._tables_bytes_max = tables_bytes_max
         self._serial = itertools.count(1)
         self._tables_lock = threading.Lock()
         for name in DIRECTORIES:
@@ -204,6 +85,7 @@ class RangeStore:
                 with contextlib.suppress(IsADirectoryError):  # not ours, whatever its name
                     fs.unlink(f"{TMP_DIR}/{name}")
         self._tables = self._found_tables()
+        self._shrink_tables(tables_bytes_max)
 
     # ------------------------------------------------------------------ ranges
 
@@ -214,7 +96,7 @@ class RangeStore:
             RangeFileError: it is not the file of this key and version.
             OSError: it is not there (ENOENT) or cannot be read.
         """
-        stored = StoredRange(self._fs, self._fs.open(range_name(key)), key, version)
+        stored = StoredRange(self._fs, self._fs.open(range_name(key)), key, version, self._closer)
         stored.check_header()
         return stored
 
@@ -228,7 +110,7 @@ class RangeStore:
         header = RangeHeader(key, version, xxh3_128(data).digest())
         self._fs.mkdir(range_dir(key))
         fd = self._write_named(tmp_name(digest_of(key), next(self._serial)), range_name(key), (data, header.pack()))
-        stored = StoredRange(self._fs, fd, key, version)
+        stored = StoredRange(self._fs, fd, key, version, self._closer)
         with contextlib.suppress(OSError):  # it has its name: what is not trusted is proved at its first read
             stored.trust()
         return stored
@@ -296,7 +178,7 @@ class RangeStore:
 
     @property
     def tables_bytes(self) -> int:
-        """Bytes that the table files take."""
+        """Bytes that the table files take, in whole blocks."""
         return sum(self._tables.values())
 
     def load_table(self, file: FileId, version: Version) -> bytes:
@@ -325,18 +207,23 @@ class RangeStore:
     def save_table(self, file: FileId, version: Version, payload: bytes) -> None:
         """Keep a serialised range table for the next mount."""
         data = pack_table(file, version, payload)
-        if len(data) > TABLE_FILE_BYTES_MAX:
-            raise RangeFileError(f"a table of {len(data)} bytes is larger than the limit of {TABLE_FILE_BYTES_MAX}")
+        limit, charge = min(TABLE_FILE_BYTES_MAX, self._tables_bytes_max), page_ceil(len(data))
+        if charge > limit:
+            raise RangeFileError(f"a table of {len(data)} bytes is larger than the limit of {limit}")
         name = table_name(file)
         with self._tables_lock:
-            while self._tables and self.tables_bytes + len(data) > TABLES_BYTES_MAX:
-                oldest = next(iter(self._tables))
-                self._remove(oldest)
-                del self._tables[oldest]
+            self._shrink_tables(self._tables_bytes_max - charge)
             fd = self._write_named(tmp_name(table_digest(file), next(self._serial)), name, (memoryview(data), b""))
             self._tables.pop(name, None)
-            self._tables[name] = len(data)
+            self._tables[name] = charge
             self._fs.close(fd)
+
+    def _shrink_tables(self, left: int) -> None:
+        """Remove the tables saved longest ago until the rest take no more than this."""
+        while self._tables and self.tables_bytes > left:
+            oldest = next(iter(self._tables))
+            self._remove(oldest)
+            del self._tables[oldest]
 
     def _write_named(self, tmp: str, name: str, parts: tuple[memoryview, bytes]) -> int:
         """Write body and header under `tmp`, sync, rename; the open descriptor. Nothing is left on a failure."""
@@ -382,4 +269,4 @@ class RangeStore:
                     self._fs.close(fd)
                 if state.regular:
                     found.append((state.mtime_ns, path, state.size))
-        return {path: size for _, path, size in sorted(found)}
+        return {path: page_ceil(size) for _, path, size in sorted(found)}

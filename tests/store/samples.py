@@ -9,7 +9,8 @@ from xxhash import xxh3_128
 
 from mummufs.core.ranges import FileId, RangeKey, Version
 from mummufs.store.layout import RangeHeader, range_name
-from mummufs.store.rangestore import RangeStore, StoredRange
+from mummufs.store.rangestore import RangeStore
+from mummufs.store.storedrange import StoredRange
 from tests.store.faulty import FaultyOs
 
 FILE = FileId(7, 8)

@@ -16,7 +16,8 @@ from mummufs.core.errors import RangeFileError
 from mummufs.core.ranges import Version
 from mummufs.store.layout import HEADER_BYTES, HEADER_USED_BYTES, RangeHeader
 from mummufs.store.osfs import RealOs
-from mummufs.store.rangestore import PROVE_ATTEMPTS, RangeStore
+from mummufs.store.rangestore import RangeStore
+from mummufs.store.storedrange import PROVE_ATTEMPTS
 from tests.store.faulty import FaultyOs
 from tests.store.samples import DATA, FILE, KEY, OTHER_DATA, VERSION, Store, put, read
 

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from mummufs.core.errors import RangeFileError
-from mummufs.core.ranges import FileId, Version
+from mummufs.core.ranges import PAGE_SIZE, FileId, Version
 from mummufs.store import rangestore as module
-from mummufs.store.layout import pack_table, table_name
+from mummufs.store.layout import table_name
 from mummufs.store.rangestore import RangeStore
 from tests.store.faulty import FaultyOs
 from tests.store.samples import VERSION, Store, put
@@ -26,7 +26,7 @@ def test_tables_come_back_after_a_restart(store: Store) -> None:
     again = RangeStore(FaultyOs(store.directory))
     assert again.load_table(_file(1), VERSION) == b"payload"
     assert again.load_table(_file(2), VERSION) == b""
-    assert again.tables_bytes == size == sum(p.stat().st_size for p in (store.directory / "tables").iterdir())
+    assert again.tables_bytes == size == 2 * PAGE_SIZE, "they count in whole blocks, as the disk has them"
     with pytest.raises(FileNotFoundError):
         again.load_table(_file(3), VERSION)
     with pytest.raises(RangeFileError):
@@ -36,30 +36,39 @@ def test_tables_come_back_after_a_restart(store: Store) -> None:
 def test_a_table_saved_again_counts_once(store: Store) -> None:
     store.store.save_table(_file(1), VERSION, b"x" * 1000)
     store.store.save_table(_file(1), Version(1, 2, 3), b"y" * 10)
-    assert store.store.tables_bytes == len(pack_table(_file(1), VERSION, b"y" * 10))
+    assert store.store.tables_bytes == PAGE_SIZE
     assert store.store.load_table(_file(1), Version(1, 2, 3)) == b"y" * 10
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_the_table_saved_longest_ago_makes_room(store: Store, monkeypatch: pytest.MonkeyPatch, restart: bool) -> None:
-    size = len(pack_table(_file(1), VERSION, b"x" * 100))
-    monkeypatch.setattr(module, "TABLES_BYTES_MAX", 4 * size)
+def test_the_table_saved_longest_ago_makes_room(store: Store, restart: bool) -> None:
+    limit = 4 * PAGE_SIZE
+    tables = RangeStore(FaultyOs(store.directory), tables_bytes_max=limit)
     order = [3, 1, 4, 2]
     for age, i in enumerate(order):
-        store.store.save_table(_file(i), VERSION, b"x" * 100)
+        tables.save_table(_file(i), VERSION, b"x" * 100)
         os.utime(store.directory / table_name(_file(i)), (age, age))
-    tables = RangeStore(FaultyOs(store.directory)) if restart else store.store
+    if restart:
+        tables = RangeStore(FaultyOs(store.directory), tables_bytes_max=limit)
     for i in (8, 9):
         tables.save_table(_file(i), VERSION, b"x" * 100)
-        assert tables.tables_bytes == 4 * size
+        assert tables.tables_bytes == limit
     there = {i for i in (*order, 8, 9) if (store.directory / table_name(_file(i))).exists()}
     assert there == {4, 2, 8, 9}
 
 
+def test_a_smaller_limit_than_before_is_kept_from_the_start(store: Store) -> None:
+    for i in range(8):
+        store.store.save_table(_file(i), VERSION, b"x")
+    assert RangeStore(FaultyOs(store.directory), tables_bytes_max=3 * PAGE_SIZE).tables_bytes == 3 * PAGE_SIZE
+    assert len(list((store.directory / "tables").iterdir())) == 3
+
+
 def test_a_table_over_the_limit_is_not_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = RangeStore(FaultyOs(store.directory), tables_bytes_max=PAGE_SIZE)
+    with pytest.raises(RangeFileError, match="larger than the limit of 4096"):
+        small.save_table(_file(1), VERSION, b"x" * PAGE_SIZE)
     monkeypatch.setattr(module, "TABLE_FILE_BYTES_MAX", 500)
-    with pytest.raises(RangeFileError, match="larger than the limit of 500"):
-        store.store.save_table(_file(1), VERSION, b"x" * 500)
     (store.directory / table_name(_file(1))).write_bytes(b"x" * 501)
     with pytest.raises(RangeFileError):
         store.store.load_table(_file(1), VERSION)

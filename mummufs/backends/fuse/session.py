@@ -60,7 +60,7 @@ class Session:
         Raises:
             MummufsError: it cannot be mounted.
         """
-        options = {"default_permissions", f"fsname={_escaped(self._options.fsname)}", f"subtype={SUBTYPE}"}
+        options = {"default_permissions", _Option(f"fsname={_escaped(self._options.fsname)}"), f"subtype={SUBTYPE}"}
         options |= set(self._options.flags)
         if self._options.read_only:
             options.add("ro")
@@ -125,6 +125,16 @@ def unmount(mountpoint: Path, detach: bool) -> bool:
         done = subprocess.run([*command, "--", os.fspath(mountpoint)], timeout=_UNMOUNT_WAIT_S, check=False)
         return done.returncode == 0
     return False
+
+
+class _Option(str):
+    """An option in whatever bytes the system's names are in: the binding would take ASCII only."""
+
+    __slots__ = ()
+
+    def encode(self, encoding: str = "", errors: str = "") -> bytes:
+        del encoding, errors
+        return os.fsencode(self)
 
 
 def _escaped(value: str) -> str:

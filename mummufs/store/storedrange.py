@@ -1,0 +1,165 @@
+"""An open range file, and when its bytes are believed.
+
+It is *proved* when its bytes have the checksum of its header; until then, and again whenever its size, mtime or ctime
+are not those that were proved, no byte of it is given out. What this mount wrote itself is proved by having been
+written. Every fault is an OSError or a RangeFileError, and every one of them means the same to the caller: the source
+answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from xxhash import xxh3_128
+
+from mummufs.core.errors import RangeFileError
+from mummufs.core.ranges import RangeKey, Version
+from mummufs.store.layout import HEADER_BYTES, HEADER_USED_BYTES, RangeHeader
+from mummufs.store.osfs import FileState, Os
+
+PROVE_CHUNK_BYTES = 1 << 20
+PROVE_ATTEMPTS = 3
+"""A file that somebody writes to while it is proved is tried again this often."""
+
+Closer = Callable[[Callable[[], None]], None]
+
+
+class _Descriptor:
+    """A descriptor that is closed with its last reference.
+
+    It is not part of `StoredRange` because a weak reference to an object with a finalizer still gives the object out
+    while the finalizer runs, its descriptor closed and perhaps somebody else's by then.
+    """
+
+    def __init__(self, fs: Os, fd: int, closer: Closer) -> None:
+        self._fs = fs
+        self._closer = closer
+        self.fd = fd
+        self.on_close: Callable[[], None] | None = None
+
+    def __del__(self) -> None:
+        self._closer(partial(_close, self._fs, self.fd, self.on_close))
+
+
+def _close(fs: Os, fd: int, then: Callable[[], None] | None) -> None:
+    with contextlib.suppress(OSError):  # the descriptor is gone even so, and its owner has to hear of it
+        fs.close(fd)
+    if then is not None:
+        then()
+
+
+def at_once(call: Callable[[], None]) -> None:
+    """Close here and now."""
+    call()
+
+
+class StoredRange:
+    """An open range file. Closed with its last reference, so that a read under way never loses its descriptor."""
+
+    def __init__(self, fs: Os, fd: int, key: RangeKey, version: Version, closer: Closer = at_once) -> None:
+        self._fs = fs
+        self._descriptor = _Descriptor(fs, fd, closer)
+        self.key = key
+        self.version = version
+        self._proved: FileState | None = None
+        self._proving = threading.Lock()
+
+    def when_closed(self, call: Callable[[], None]) -> None:
+        """Have this called once the file is closed, by whichever thread held the last reference."""
+        self._descriptor.on_close = call
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill `buffer` from `offset` bytes into the window.
+
+        Raises:
+            RangeFileError: the file is not what it was, or too short.
+            OSError: it cannot be read.
+        """
+        for _ in range(PROVE_ATTEMPTS):
+            if self._fs.state(self._descriptor.fd) != self._proved:
+                self.prove()
+            self._read_all(buffer, HEADER_BYTES + offset)
+            if self._fs.state(self._descriptor.fd) == self._proved:
+                return
+        raise RangeFileError("somebody keeps writing to it")
+
+    @property
+    def proof(self) -> FileState | None:
+        """The state in which the file was proved, for `believe` when it is opened again."""
+        return self._proved
+
+    def believe(self, proof: FileState | None) -> None:
+        """The file was proved in this state earlier in this mount: if it still is in it, once was enough."""
+        self._proved = proof
+
+    def prove(self) -> None:
+        """Read the whole file and compare its checksum. One thread does it, the others wait for that.
+
+        Raises:
+            RangeFileError: it is not the range file of this key and version, byte for byte.
+            OSError: it cannot be read.
+        """
+        with self._proving:
+            for _ in range(PROVE_ATTEMPTS):
+                state = self._fs.state(self._descriptor.fd)
+                if state == self._proved:
+                    return
+                self._prove_as(state)
+                if self._fs.state(self._descriptor.fd) == state:
+                    self._proved = state
+                    return
+        raise RangeFileError("somebody keeps writing to it")
+
+    def trust(self) -> None:
+        """Take the file as it is now for proved: this process has just written it."""
+        self._proved = self._fs.state(self._descriptor.fd)
+
+    def check_header(self) -> RangeHeader:
+        """The header, if the file is there in full and of this key and version; its bytes are not looked at.
+
+        Raises:
+            RangeFileError: it is not.
+        """
+        state = self._fs.state(self._descriptor.fd)
+        self._check_state(state)
+        head = memoryview(bytearray(HEADER_USED_BYTES))
+        self._read_all(head, 0)
+        header = RangeHeader.unpack(head)
+        if header.key != self.key:
+            raise RangeFileError("it holds another range than its name says")
+        if header.version != self.version:
+            raise RangeFileError("it is of another version of its file")
+        return header
+
+    def _prove_as(self, state: FileState) -> None:
+        self._check_state(state)
+        header = self.check_header()
+        hasher = xxh3_128()
+        buffer = memoryview(bytearray(min(PROVE_CHUNK_BYTES, self.key.size)))
+        done = 0
+        while done < self.key.size:
+            piece = buffer[: self.key.size - done]
+            self._read_all(piece, HEADER_BYTES + done)
+            hasher.update(piece)
+            done += len(piece)
+        if hasher.digest() != header.checksum:
+            raise RangeFileError("its bytes do not have the checksum that its header states")
+
+    def _check_state(self, state: FileState) -> None:
+        if not state.regular:
+            raise RangeFileError("it is not a regular file")
+        if state.links == 0:
+            raise RangeFileError("it has been removed")
+        if state.size != HEADER_BYTES + self.key.size:
+            raise RangeFileError(f"it has {state.size} bytes in place of {HEADER_BYTES + self.key.size}")
+
+    def _read_all(self, buffer: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(buffer):
+            n = self._fs.read(self._descriptor.fd, buffer[done:], offset + done)
+            if n == 0:
+                raise RangeFileError(f"it ends at {offset + done} bytes")
+            done += n
