@@ -108,12 +108,19 @@ class RangeStore:
         """
         assert len(data) == key.size, "a range file holds its window, no more and no less"
         header = RangeHeader(key, version, xxh3_128(data).digest())
-        self._fs.mkdir(range_dir(key))
-        fd = self._write_named(tmp_name(digest_of(key), next(self._serial)), range_name(key), (data, header.pack()))
+        try:
+            fd = self._write_range(key, data, header)
+        except FileNotFoundError:  # somebody removes folders of the store: that says nothing of the disk
+            fd = self._write_range(key, data, header)
         stored = StoredRange(self._fs, fd, key, version, self._closer)
         with contextlib.suppress(OSError):  # it has its name: what is not trusted is proved at its first read
             stored.trust()
         return stored
+
+    def _write_range(self, key: RangeKey, data: memoryview, header: RangeHeader) -> int:
+        for name in (TMP_DIR, RANGES_DIR, range_dir(key)):
+            self._fs.mkdir(name)
+        return self._write_named(tmp_name(digest_of(key), next(self._serial)), range_name(key), (data, header.pack()))
 
     def remove_range(self, key: RangeKey) -> None:
         """Remove the file of a range; one that is gone already is fine, and so is a directory that is in its place."""
