@@ -112,10 +112,8 @@ class RangeStore:
             fd = self._write_range(key, data, header)
         except FileNotFoundError:  # somebody removes folders of the store: that says nothing of the disk
             fd = self._write_range(key, data, header)
-        stored = StoredRange(self._fs, fd, key, version, self._closer)
-        with contextlib.suppress(OSError):  # it has its name: what is not trusted is proved at its first read
-            stored.trust()
-        return stored
+        # Not even this one is believed unproved: somebody may have changed it between our last write and now.
+        return StoredRange(self._fs, fd, key, version, self._closer)
 
     def _write_range(self, key: RangeKey, data: memoryview, header: RangeHeader) -> int:
         for name in (TMP_DIR, RANGES_DIR, range_dir(key)):

@@ -1,8 +1,8 @@
 """An open range file, and when its bytes are believed.
 
 It is *proved* when its bytes have the checksum of its header; until then, and again whenever its size, mtime or ctime
-are not those that were proved, no byte of it is given out. What this mount wrote itself is proved by having been
-written. Every fault is an OSError or a RangeFileError, and every one of them means the same to the caller: the source
+are not those that were proved, no byte of it is given out. That holds for what this mount has just written too. Every
+fault is an OSError or a RangeFileError, and every one of them means the same to the caller: the source
 answers.
 """
 
@@ -112,10 +112,6 @@ class StoredRange:
                     self._proved = state
                     return
         raise RangeFileError("somebody keeps writing to it")
-
-    def trust(self) -> None:
-        """Take the file as it is now for proved: this process has just written it."""
-        self._proved = self._fs.state(self._descriptor.fd)
 
     def check_header(self) -> RangeHeader:
         """The header, if the file is there in full and of this key and version; its bytes are not looked at.

@@ -219,14 +219,3 @@ def test_a_write_that_writes_nothing_does_not_go_on_for_ever(tmp_path: Path, mon
     with pytest.raises(OSError):
         store.write_range(OTHER, VERSION, memoryview(OTHER_DATA))
     assert _tmp(tmp_path / "store") == [] and fs.fds == {}
-
-
-def test_a_range_file_that_could_not_be_looked_at_is_proved_at_its_first_read(tmp_path: Path) -> None:
-    fs, store = _filled(tmp_path / "store")
-    fs.on_call = lambda name: fs.fail(2, errno.EIO) if name == "rename" else None
-    stored = store.write_range(OTHER, VERSION, memoryview(OTHER_DATA))
-    assert fs.heal() and fs.calls[-1] == "state"
-    before, buffer = fs.bytes_read, bytearray(10)
-    stored.read_into(memoryview(buffer), 3)
-    assert buffer == OTHER_DATA[3:13]
-    assert fs.bytes_read - before > OTHER.size

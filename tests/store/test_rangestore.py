@@ -51,10 +51,18 @@ def test_it_is_proved_once(store: Store) -> None:
     assert store.fs.bytes_read == before + 50
 
 
-def test_what_was_just_written_is_not_read_to_be_proved(store: Store) -> None:
+def test_what_was_just_written_is_proved_too(store: Store) -> None:
     stored = store.store.write_range(KEY, VERSION, memoryview(OTHER_DATA))
     assert read(stored, 5, 10) == OTHER_DATA[5:15]
-    assert store.fs.bytes_read == 10
+    assert store.fs.bytes_read > len(OTHER_DATA)
+
+
+def test_a_byte_changed_right_after_it_was_written_is_not_shown(store: Store) -> None:
+    """Between the last write and the first look at its state: nothing but its checksum tells."""
+    stored = store.store.write_range(KEY, VERSION, memoryview(bytes(len(DATA))))
+    store.write_at(HEADER_BYTES + 5, b"\xff")
+    with pytest.raises(RangeFileError):
+        read(stored, 0, 10)
 
 
 @pytest.mark.parametrize("written_here", [True, False])

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,7 +135,7 @@ class _Option(str):
 
     def encode(self, encoding: str = "", errors: str = "") -> bytes:
         del encoding, errors
-        return os.fsencode(self)
+        return super().encode(sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
 
 
 def _escaped(value: str) -> str:
