@@ -134,7 +134,7 @@ class Mounted:
     def is_mounted(self) -> bool:
         """Whether the mountpoint is one of ours, dead or alive."""
         name = os.fspath(self.mountpoint).replace(" ", "\\040")  # as mountinfo has it
-        return f" {name} " in Path("/proc/self/mountinfo").read_text()
+        return f" {name} " in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
 
     def take_down(self) -> None:
         """Unmount by whatever means it takes."""
