@@ -107,6 +107,7 @@ def _gauges(service: Service, operations: Operations) -> dict[str, Any]:
         gauges[f"{name}_waiting_max"] = pool.waiting_max
         gauges[f"{name}_threads_busy"] = pool.busy
         gauges[f"{name}_late"] = pool.late
+        gauges[f"{name}_no_thread"] = pool.no_thread
         gauges[f"{name}_stuck"] = pool.stuck
     if service.cache is not None and service.catalog is not None:
         filler = service.cache.filler

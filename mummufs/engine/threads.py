@@ -22,6 +22,9 @@ STORE_READ_THREADS = 32
 STORE_WRITE_THREADS = 4
 STORE_PROBE_THREADS = 2
 """One for a probe that hangs, one for whether that is still so."""
+THREAD_TRIES = 200
+THREAD_RETRY_S = 0.05
+"""A call for which the system grants no thread is tried again, for ten seconds in all: others come free."""
 EXTRA_THREADS_MAX = 64
 """Threads of a pool that may be stuck while others take their place."""
 
@@ -36,6 +39,7 @@ class Pool:
         waiting: calls that wait for a thread or run in one.
         waiting_max: the most there have been.
         late: calls that were given up.
+        no_thread: how often the system would not grant a thread.
         stuck: threads that such calls still hold, and that have a stand-in.
     """
 
@@ -46,6 +50,7 @@ class Pool:
         self.waiting = 0
         self.waiting_max = 0
         self.late = 0
+        self.no_thread = 0
         self.stuck = 0
 
     async def run(self, function: Callable[[*Args], Result], *args: *Args) -> Result:
@@ -61,11 +66,23 @@ class Pool:
         self.waiting_max = max(self.waiting_max, self.waiting)
         try:
             with trio.move_on_after(self._limit_s):
-                return await trio.to_thread.run_sync(call.run, *args, abandon_on_cancel=True, limiter=self._limiter)
+                return await self._in_thread(call, *args)
         finally:
             self.waiting -= 1
         self._replace(call)
         raise OSError(errno.EIO, f"no answer within {self._limit_s:g} s")
+
+    async def _in_thread(self, call: _Call[*Args, Result], *args: *Args) -> Result:
+        """Run the call in a thread, a new one or one that has just come free where the system grants no more."""
+        for _ in range(THREAD_TRIES):
+            try:
+                return await trio.to_thread.run_sync(call.run, *args, abandon_on_cancel=True, limiter=self._limiter)
+            except RuntimeError:
+                if call.started:  # it is the call's own
+                    raise
+                self.no_thread += 1
+            await trio.sleep(THREAD_RETRY_S)
+        raise OSError(errno.EAGAIN, "the system grants no thread: is there a limit of processes or of memory?")
 
     def _replace(self, call: _Call[*Args, Result]) -> None:
         """A call was given up: while its thread is stuck another takes its place."""
