@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.engines import Engines, Model, check_warm, start
-from tests.mounts.harness import Mounted
+from tests.mounts.harness import Mounted, need_other_users
 
 pytestmark = [pytest.mark.mount, pytest.mark.engine]
 
@@ -40,6 +40,7 @@ def elsewhere() -> Iterator[Path]:
 @pytest.fixture
 def run_elsewhere(engines: Engines, elsewhere: Path) -> Iterator[RunElsewhere]:
     """How an engine is run there; nothing is left bound outside the namespaces of the runs."""
+    need_other_users()
     yield RunElsewhere(engines, elsewhere)
     assert not list(elsewhere.iterdir()), "the bind mount stayed in its namespace"
 

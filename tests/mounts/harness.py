@@ -42,6 +42,13 @@ def need_mounts() -> None:
     pytest.skip(reason)
 
 
+def need_other_users() -> None:
+    """Skip the test where another user cannot get to this checkout: it says nothing of the machine."""
+    closed = [path for path in (REPOSITORY, *REPOSITORY.parents) if not path.stat().st_mode & 0o001]
+    if closed:
+        pytest.skip(f"this checkout lies in {closed[0]}, where no other user gets to it")
+
+
 def run(*arguments: str | os.PathLike[str], check: bool = True, **kwargs: Any) -> subprocess.CompletedProcess[str]:
     """Run the command line of this checkout."""
     return subprocess.run(

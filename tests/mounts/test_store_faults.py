@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mounts.harness import Mounted
+from tests.mounts.harness import Mounted, need_other_users
 from tests.support.models import write_native
 
 KIB = 1 << 10
@@ -184,6 +184,7 @@ def test_the_store_removed_under_load(tree: Path, store: Path) -> None:
 @pytest.mark.mount
 def test_a_store_that_may_not_be_read_any_more(tree: Path, store: Path) -> None:
     """As a normal user, because root reads everything: permissions of range files and folders are taken away."""
+    need_other_users()
     model(tree)
     done = subprocess.run(
         [sys.executable, "-m", "tests.mounts.as_user", os.fspath(tree), os.fspath(store)],

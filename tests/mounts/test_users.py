@@ -17,7 +17,7 @@ import pytest
 from mummufs import control
 from mummufs.mountinfo import mount_at, read_mountinfo
 from tests.mounts.as_user import USER, become, give, open_dev_fuse
-from tests.mounts.harness import REPOSITORY, Mounted, opened, run
+from tests.mounts.harness import REPOSITORY, Mounted, need_other_users, opened, run
 from tests.mounts.test_mirror import NOBODY, as_nobody
 from tests.support.models import write_native
 from tests.support.waiting import wait_for
@@ -86,6 +86,7 @@ def bind(file: Path, over: Path) -> None:
 
 def by_user(function: Callable[[Path], None], place: Path) -> None:
     """Run a function that turns into a normal user, in a process with a mount namespace of its own."""
+    need_other_users()
     code = f"import sys; from {function.__module__} import *; {function.__name__}(Path(sys.argv[1]))"
     environ = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
     done = subprocess.run(
