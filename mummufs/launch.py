@@ -16,8 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 import mummufs
 from mummufs.config import PASS_THROUGH_NOTE, STORE_ENV, STORE_GB_ENV, MountConfig, daemon_arguments
@@ -35,6 +36,8 @@ READY_BYTES_MAX = 64 << 10
 STOP_S = 6.0
 """How long a daemon that did not become ready may take to end: first by itself, then after SIGTERM. On SIGTERM it
 promises 5 s."""
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 DEAD_MOUNTS_MAX = 16
 """Dead mounts on one mountpoint that are cleared away; more mean that something else is wrong."""
@@ -64,15 +67,37 @@ def _ending_in_order() -> Iterator[None]:
         del frame
         raise SystemExit(128 + number)
 
+    with _handled(dict.fromkeys((signal.SIGTERM, signal.SIGHUP), leave)):
+        yield
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """Have no signal end this process within; what came takes effect at the end, by the handler that was there."""
+    came: list[int] = []
+    try:
+        with _handled({number: lambda n, _: came.append(n) for number in ENDING_SIGNALS}):
+            yield
+    finally:
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def _handled(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+    """Have these signals handled so within, but for those that are ignored, as under nohup."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may take signals
         yield
         return
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in handlers}
+    taken = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
     try:
+        for number in taken:
+            signal.signal(number, handlers[number])
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in taken:
+            signal.signal(number, before[number])
 
 
 def clear_dead_mount(mountpoint: Path) -> list[str]:
@@ -122,33 +147,35 @@ def start_daemon(command: Sequence[str], config: MountConfig, environ: Mapping[s
     deadline = time.monotonic() + config.mount_timeout_s
     output = _open_output(config.log_file)
     ready_fd, daemon_fd = os.pipe()
+    process: subprocess.Popen[bytes] | None = None
     try:
         at = command.index("mount") + 1
-        process = subprocess.Popen(
-            [*command[:at], "--foreground", "--ready-fd", str(daemon_fd), *command[at:]],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd="/",
-            env=child_environment(environ),
-            start_new_session=True,
-            pass_fds=(daemon_fd,),
-        )
-    except OSError as error:
-        os.close(ready_fd)
-        os.close(output)
-        raise MummufsError(f"the daemon cannot be started: {error.strerror}") from error
-    finally:
-        os.close(daemon_fd)
-    try:
+        with _held_back():  # ended inside Popen, this process would leave a daemon that it does not know of
+            process = subprocess.Popen(
+                [*command[:at], "--foreground", "--ready-fd", str(daemon_fd), *command[at:]],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd="/",
+                env=child_environment(environ),
+                start_new_session=True,
+                pass_fds=(daemon_fd,),
+            )
+            os.close(daemon_fd)
+            daemon_fd = -1
         _wait_ready(process, ready_fd, output if config.log_file is None else None, deadline, config)
         _wait_answer(config.mountpoint, deadline)
-    except BaseException:
-        _stop(process, config.mountpoint)
+    except BaseException as error:
+        if process is not None:
+            _stop(process, config.mountpoint)
+        elif isinstance(error, OSError):
+            raise MummufsError(f"the daemon cannot be started: {error.strerror}") from error
         raise
     finally:
         os.close(ready_fd)
         os.close(output)
+        if daemon_fd >= 0:
+            os.close(daemon_fd)
     process.returncode = 0  # it lives on by design: subprocess shall not warn that nobody waits for it
 
 

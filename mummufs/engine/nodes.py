@@ -31,6 +31,7 @@ class Node:
         keep_pages: whether pages that the kernel has of it are those of the version.
         opens: handles open on it.
         refreshing: a look at its attributes is under way.
+        view: what may be read of it without asking the engine; None where nothing may.
     """
 
     parent: Node | None
@@ -42,6 +43,12 @@ class Node:
     keep_pages: bool = True
     opens: int = 0
     refreshing: bool = field(default=False, repr=False)
+    view: object | None = field(default=None, repr=False)
+
+    def mark_stale(self) -> None:
+        """The source has moved on from this version: nothing more is read of it."""
+        self.stale = True
+        self.view = None
 
     @property
     def file(self) -> FileId:
@@ -94,7 +101,7 @@ class NodeTable:
             self._nodes[attributes.file] = node
             if replaced is not None:
                 self._disown(replaced)
-                replaced.stale = True
+                replaced.mark_stale()
         elif node.parent is not None:
             self._disown(node)
             node.parent, node.name = parent, name
@@ -132,9 +139,10 @@ class NodeTable:
 def refresh(node: Node, attributes: Attributes) -> bool:
     """Take in new attributes of a node; False if its contents have changed, which leaves it stale and as it was."""
     if _is_another(node, attributes):
-        node.stale = True
+        node.mark_stale()
         return False
     if node.attributes.is_file and attributes.version != node.version:
+        node.view = None
         node.keep_pages = False  # the ctime alone: perhaps a chmod, perhaps a rewrite with the mtime set back
     node.attributes = attributes
     return True

@@ -98,7 +98,7 @@ class Reader:
         except OSError as error:
             if error.errno == errno.ESTALE:
                 self._counters.errors.stale += 1
-                node.stale = True
+                node.mark_stale()
             else:
                 self._counters.errors.source += 1
             raise

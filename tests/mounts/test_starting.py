@@ -57,7 +57,9 @@ def test_a_mount_that_is_ended_early_leaves_nothing(tmp_path: Path, tree: Path, 
     with FaultFs(tree) as under:
         under.set_attr_delay(1)
         command = [*COMMAND, "mount", os.fspath(under.mountpoint), os.fspath(mountpoint)]
+        before = signal.signal(number, signal.SIG_DFL)  # where tests run under nohup, the child would inherit that
         process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+        signal.signal(number, before)
 
         def daemons() -> list[int]:
             path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
