@@ -60,6 +60,16 @@ MOUNT_TIMEOUT_S_DEFAULT = 60.0
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_LEVEL_DEFAULT = "info"
 
+LANE = ("auto", "on", "off")
+IO = ("auto", "cached", "direct")
+SWITCH = ("on", "off")
+
+UNBUFFERED_ENV = "MUMMUFS_UNBUFFERED"
+"""1 makes every read go past the page cache, 0 none, whatever `io` says. Empty means unset."""
+
+OWN_ENVIRONMENT = (STORE_ENV, STORE_GB_ENV, UNBUFFERED_ENV)
+"""What a daemon does not look at: its command line says everything."""
+
 VERIFY: dict[str, Verify] = {"first": "first", "always": "always"}
 
 POLICIES: tuple[Policy, ...] = ("hotness", "lru")
@@ -88,6 +98,11 @@ class MountConfig:
         offline_reads: serve what is in the store while the source is absent.
         verify: prove a range file before its first hit of a mount, or before every hit.
         policy: the order of eviction.
+        lane: whether threads of our own serve hits in front of libfuse: auto, on (or the mount fails), off.
+        direct: files are read past the kernel's page cache.
+        push: store the rest of a window into the page cache when a mapping walks through it.
+        passthrough: have the kernel read files without ranges by itself.
+        ram_budget_bytes: memory that the engine takes for itself, for io=auto.
         manifest: a native manifest that names the ranges of the file it states, or None.
         log_file: where the daemon logs, absolute; None for nowhere in the background, stderr in the foreground.
         log_level: one of LOG_LEVELS.
@@ -114,6 +129,11 @@ class MountConfig:
     offline_reads: bool = False
     verify: Verify = "first"
     policy: Policy = "hotness"
+    lane: str = "auto"
+    direct: bool = False
+    push: bool = True
+    passthrough: bool = True
+    ram_budget_bytes: int = 0
     manifest: Path | None = None
     log_file: Path | None = None
     log_level: str = LOG_LEVEL_DEFAULT
@@ -171,6 +191,11 @@ def build(
         offline_reads="offline_reads" in parsed.flags,
         verify=_verify(values),
         policy=_policy(values),
+        lane=_one_of("lane", values, LANE),
+        direct=_direct(values, environ),
+        push=_one_of("push", values, SWITCH) == "on",
+        passthrough=_one_of("passthrough", values, SWITCH) == "on",
+        ram_budget_bytes=_size(values, "ram_budget") or 0,
         manifest=existing_file("the manifest", values["manifest"]) if "manifest" in values else None,
         log_file=writable_place("the log file", values["log_file"], directory=False) if "log_file" in values else None,
         log_level=_log_level(values),
@@ -196,6 +221,11 @@ def daemon_arguments(config: MountConfig) -> list[str]:
         "source_timeout": f"{config.source_timeout_s:.6f}",
         "verify": config.verify,
         "policy": config.policy,
+        "lane": config.lane,
+        "io": "direct" if config.direct else "cached",
+        "push": _switch(config.push),
+        "passthrough": _switch(config.passthrough),
+        "ram_budget": config.ram_budget_bytes,
         "manifest": config.manifest,
         "log_file": config.log_file,
         "log_level": config.log_level,
@@ -290,6 +320,26 @@ def _policy(values: Mapping[str, str]) -> Policy:
 
 def _is_policy(text: str) -> TypeGuard[Policy]:
     return text in POLICIES
+
+
+def _one_of(name: str, values: Mapping[str, str], known: tuple[str, ...]) -> str:
+    value = values.get(name, known[0])
+    if value not in known:
+        raise UsageError(f"{name}: {value!r} is not one of: {', '.join(known)}")
+    return value
+
+
+def _switch(on: bool) -> str:
+    return "on" if on else "off"
+
+
+def _direct(values: Mapping[str, str], environ: Mapping[str, str]) -> bool:
+    """Whether reads go past the page cache. `auto` means cached here: engines map their models, and pages that do not
+    fit are dropped and come back from the store."""
+    forced = environ.get(UNBUFFERED_ENV)
+    if forced not in (None, "", "0", "1"):
+        raise UsageError(f"{UNBUFFERED_ENV}: {forced!r} is neither 0 nor 1")
+    return forced == "1" if forced else _one_of("io", values, IO) == "direct"
 
 
 def _log_level(values: Mapping[str, str]) -> str:

@@ -8,11 +8,12 @@ mountpoint. One JSON object on a line is the request, one is the answer: `{"op":
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -48,16 +49,20 @@ def socket_path(mountpoint: Path) -> Path:
 
 def sockets() -> list[Path]:
     """The control sockets of this user's mounts; those of daemons that are gone are removed and left out."""
+    directory = runtime_dir()
+    if not directory.is_dir():
+        return []
     found = []
-    for path in sorted(runtime_dir().glob("*" + SUFFIX)):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)  # a full backlog is a living daemon
-            try:
-                probe.connect(os.fspath(path))
-            except ConnectionRefusedError:
-                path.unlink()
-                continue
-        found.append(path)
+    with _alone(directory):
+        for path in sorted(directory.glob("*" + SUFFIX)):
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.setblocking(False)  # a full backlog is a living daemon
+                try:
+                    probe.connect(os.fspath(path))
+                except ConnectionRefusedError:
+                    path.unlink()
+                    continue
+            found.append(path)
     return found
 
 
@@ -133,14 +138,15 @@ class ControlServer:
         if owner.st_uid != os.geteuid() or owner.st_mode & 0o022:
             raise PermissionError(f"{directory} belongs to somebody else, or others may write to it")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.path.unlink(missing_ok=True)
-        before = os.umask(0o177)
-        try:
-            self._listener.bind(os.fspath(self.path))
-        finally:
-            os.umask(before)
-        self._identity = _identity(self.path)
-        self._listener.listen(CLIENTS_MAX)
+        with _alone(directory):
+            self.path.unlink(missing_ok=True)
+            before = os.umask(0o177)
+            try:
+                self._listener.bind(os.fspath(self.path))
+            finally:
+                os.umask(before)
+            self._identity = _identity(self.path)
+            self._listener.listen(CLIENTS_MAX)
 
     async def serve(self) -> None:
         """Answer clients until cancelled."""
@@ -149,8 +155,9 @@ class ControlServer:
 
     def close(self) -> None:
         """Take the socket away, unless a later mount at the same place has put its own there."""
-        if _identity(self.path) == self._identity:
-            self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError), _alone(self.path.parent):
+            if _identity(self.path) == self._identity:
+                self.path.unlink(missing_ok=True)
         self._listener.close()
 
     async def _client(self, stream: trio.SocketStream) -> None:
@@ -184,6 +191,20 @@ async def _line(stream: trio.SocketStream) -> bytes:
             raise MummufsError("the request is cut short or too long")
         data += chunk
     return data
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Have the directory's lock: between its bind and its listen, the socket of a new daemon looks like a dead one's.
+
+    It is held for a few system calls that do not wait.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 import mummufs
-from mummufs.config import PASS_THROUGH_NOTE, STORE_ENV, STORE_GB_ENV, MountConfig, daemon_arguments
+from mummufs.config import OWN_ENVIRONMENT, PASS_THROUGH_NOTE, MountConfig, daemon_arguments
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.mountinfo import FSTYPE, is_dead, mount_at, probe, read_mountinfo
 from mummufs.paths import require_directory
@@ -50,13 +50,41 @@ def mount_in_background(config: MountConfig, environ: Mapping[str, str]) -> list
         UsageError: as the daemon found.
         MummufsError: the daemon failed, ended, or was stopped because the mount did not answer in time.
     """
-    replaced = clear_dead_mount(config.mountpoint)
-    notes = [*replaced, *config.warnings]
-    if config.store_dir is None:
-        notes.append(PASS_THROUGH_NOTE)
+    notes = prepare(config)
     with _ending_in_order():
         start_daemon(daemon_command(config), config, environ)
     return notes
+
+
+def prepare(config: MountConfig) -> list[str]:
+    """What comes before the daemon: begin the log, clear the mountpoint. Gives notes for the user, a line each.
+
+    Raises:
+        UsageError, MummufsError: the log file cannot be opened; the mountpoint cannot be cleared.
+    """
+    notes = [*_begin_log(config), *clear_dead_mount(config.mountpoint), *config.warnings]
+    if config.store_dir is None:
+        notes.append(PASS_THROUGH_NOTE)
+    return notes
+
+
+def _begin_log(config: MountConfig) -> list[str]:
+    """A log that cannot be written now (its disk is full) is told, and keeps nobody from the mount."""
+    if config.log_file is None:
+        return []
+    from mummufs import logs
+
+    try:
+        error = logs.begin(config.log_file, f"mounting {config.source} at {config.mountpoint}")
+    except OSError as refused:
+        raise _no_log(config.log_file, refused) from refused
+    if error is None:
+        return []
+    return [f"the log file '{config.log_file}' cannot be written now, so log lines are lost: {error.strerror}"]
+
+
+def _no_log(log_file: Path, error: OSError) -> UsageError:
+    return UsageError(f"the log file '{log_file}' cannot be opened: {error.strerror}")
 
 
 @contextlib.contextmanager
@@ -129,7 +157,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for a child that runs this very package, whatever its directory."""
     package_parent = str(Path(mummufs.__file__).resolve().parent.parent)
     earlier = environ.get("PYTHONPATH")
-    child = {name: value for name, value in environ.items() if name not in (STORE_ENV, STORE_GB_ENV)}
+    child = {name: value for name, value in environ.items() if name not in OWN_ENVIRONMENT}
     child["PYTHONPATH"] = os.pathsep.join([package_parent, earlier] if earlier else [package_parent])
     child["PATH"] = environ.get("PATH") or PATH_DEFAULT
     return child
@@ -186,7 +214,7 @@ def _open_output(log_file: Path | None) -> int:
     try:
         return os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise UsageError(f"the log file '{log_file}' cannot be written: {error.strerror}") from error
+        raise _no_log(log_file, error) from error
 
 
 def _wait_ready(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import logging.handlers
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -43,6 +45,63 @@ class RateLimit(logging.Filter):
         return True
 
 
+class LogFile(logging.Handler):
+    """A log file whose disk may be full. Lines that cannot be written are counted, and the next that can tells it."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        super().__init__()
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.lost = 0
+        self.error: OSError | None = None
+        self.setFormatter(logging.Formatter(_FORMAT))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:  # a mistake in a call of the log must not end who calls
+            self.handleError(record)
+            return
+        if self.lost:
+            line += f" ({self.lost} lines before this one could not be written: {self.error})"
+        data = f"{line}\n".encode("utf-8", "backslashreplace")
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError as error:
+            self.lost += 1
+            self.error = error
+        else:
+            self.lost, self.error = 0, None
+
+    def close(self) -> None:
+        with self.lock or contextlib.nullcontext():
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        super().close()
+
+
+def begin(path: Path, line: str) -> OSError | None:
+    """Write a first line to a log file, whatever the level is to be. None, or why that cannot be done now.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    file = LogFile(path)
+    try:
+        file.handle(
+            logging.makeLogRecord({"name": __package__, "levelno": logging.INFO, "levelname": "INFO", "msg": line})
+        )
+        return file.error
+    finally:
+        file.close()
+
+
 def set_up(level: str, file: Path | None, foreground: bool) -> None:
     """Send the log of this process where it belongs.
 
@@ -55,7 +114,7 @@ def set_up(level: str, file: Path | None, foreground: bool) -> None:
     """
     handler: logging.Handler
     if file is not None:
-        handler = logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
+        handler = LogFile(file)
     elif foreground:
         handler = logging.StreamHandler(sys.stderr)
     elif _SYSLOG.exists():

@@ -14,6 +14,7 @@ import logging
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ import trio
 
 from mummufs import logs
 from mummufs.backends.fuse import tuning
+from mummufs.backends.fuse.front import LaneOptions
 from mummufs.backends.fuse.operations import Operations
 from mummufs.backends.fuse.session import Session, SessionOptions
 from mummufs.config import MountConfig
@@ -33,7 +35,7 @@ from mummufs.engine.resident import OPEN_MAX
 from mummufs.engine.scrub import RATE_BYTES_PER_S, Scrub
 from mummufs.engine.service import Service, ServiceOptions
 from mummufs.mountinfo import Holder, MountEntry, holders, mount_at, read_mountinfo
-from mummufs.source.devices import suggested_reads
+from mummufs.source.devices import spins, suggested_reads
 from mummufs.source.tree import TreeSource
 from mummufs.status import scrub_status, status
 from mummufs.store.layout import DIR_MODE
@@ -50,6 +52,8 @@ TABLES_SHARE = 8
 """One in so many bytes of the budget may go to range tables."""
 OPEN_SHARE = 4
 """One in so many of the process's descriptors may be a range file that is kept open."""
+MASKED_ENV = "MUMMUFS_TEST_INIT_MASK"
+"""For tests: bits to take out of what the kernel offers, in hexadecimal, so that it looks like an older one."""
 SWITCH_INTERVAL_S = 0.001
 """How long a thread may keep the interpreter while others want it: a fifth of Python's default, for latency."""
 
@@ -91,7 +95,10 @@ def run(config: MountConfig, ready: Ready, *, background: bool = False) -> int:
         session = Session(
             operations,
             config.mountpoint,
-            SessionOptions(config.fsname, config.allow_other, config.read_only, config.mount_flags),
+            _session_options(config),
+            service.cache.gate if service.cache is not None else None,
+            service.reports,
+            service.has_no_ranges,
         )
         daemon = _Daemon(config, service, operations, session, ready)
         with _claimed(config.mountpoint):
@@ -100,6 +107,9 @@ def run(config: MountConfig, ready: Ready, *, background: bool = False) -> int:
         gc.collect()
         gc.freeze()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        # After a vfork every thread waits for the child's exec; and before that the child closes files of the store and
+        # of the source, which may hang. After a fork only who starts the child does.
+        subprocess._USE_VFORK = False  # type: ignore[misc]
         failure: OSError | None = None
         try:
             trio.run(daemon.main)
@@ -191,7 +201,7 @@ class _Daemon:
     async def _status(self, asked: Mapping[str, object]) -> Answer:
         del asked
         uptime_s = time.monotonic() - self._started
-        return status(self._config, self._service, self._operations, self._tuned, uptime_s)
+        return status(self._config, self._service, self._operations, self._session.front, self._tuned, uptime_s)
 
     async def _verify(self, asked: Mapping[str, object]) -> Answer:
         scrub = self._service.scrub
@@ -279,7 +289,7 @@ def _opened_store(directory: Path, budget_bytes: int) -> Iterator[RangeStore]:
 
 def _holders(entry: MountEntry) -> list[Holder]:
     """Who holds a mount that has just been detached: only its id still leads to them."""
-    return holders(entry.device, mount_ids={entry.mount_id})
+    return holders(entry.device, source=entry.source, mount_ids={entry.mount_id})
 
 
 def _service_options(config: MountConfig, source_reads: int, store: RangeStore | None) -> ServiceOptions:
@@ -298,6 +308,24 @@ def _service_options(config: MountConfig, source_reads: int, store: RangeStore |
         offline_reads=config.offline_reads,
         verify_always=config.verify == "always",
         open_max=max(8, min(OPEN_MAX, soft // OPEN_SHARE)),
+        read_around=spins(os.fspath(config.source)),
+    )
+
+
+def _session_options(config: MountConfig) -> SessionOptions:
+    return SessionOptions(
+        config.fsname,
+        config.allow_other,
+        config.read_only,
+        config.mount_flags,
+        lane=config.lane,
+        lane_options=LaneOptions(
+            config.max_background,
+            push=config.push and not config.direct,
+            passthrough=config.passthrough,
+            masked=int(os.environ.get(MASKED_ENV, "0"), 16),
+        ),
+        direct=config.direct,
     )
 
 

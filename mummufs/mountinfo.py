@@ -27,10 +27,11 @@ DEAD_ERRNOS = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 """What every access to a FUSE mount gives once its daemon is gone."""
 
 View = tuple[str, str]
-"""A mount namespace and a root in it: processes that share both see the same mounts."""
+"""A mount namespace and the identity of a root in it: processes that share both see the same mounts."""
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 _MOUNT_ID = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
+_INODE = re.compile(r"^ino:\s*(\d+)$", re.MULTILINE)
 
 
 class MountEntry(NamedTuple):
@@ -143,6 +144,7 @@ def _ask_past_the_cache(path: Path) -> None:
 def holders(
     device: tuple[int, int],
     *,
+    source: str | None = None,
     mount_ids: Iterable[int] = (),
     skip_pids: Iterable[int] = (),
     proc: Path = PROC,
@@ -154,6 +156,7 @@ def holders(
 
     Args:
         device: the file system's device number.
+        source: its source, where it may have gone: the kernel gives the number of one that has gone to a new one.
         mount_ids: ids of mounts of it that mountinfo may no longer list (after a lazy unmount).
         skip_pids: processes that do not count.
     """
@@ -167,7 +170,10 @@ def holders(
             processes.append((pid, view))
             views.setdefault(view, _mounts(proc, pid))
     seen = [entry for entries in views.values() for entry in entries]
-    ids = {entry.mount_id for entry in seen if entry.device == device}
+    there = [entry for entry in seen if entry.device == device]
+    if source is not None and any(entry.source != source for entry in there):
+        return []
+    ids = {entry.mount_id for entry in there}
     ids |= set(mount_ids) - {entry.mount_id for entry in seen}  # the kernel gives the ids of gone mounts to new ones
     found: list[Holder] = []
     idle: dict[View, Holder] = {}
@@ -178,13 +184,19 @@ def holders(
         command = _command(proc, pid)
         uses = [Holder(pid, command, use, path) for use, path in _uses(device, ids, proc, pid)]
         found.extend(uses)
-        there = next((entry.mountpoint for entry in views[view] if entry.device == device), None)
+        place = next((entry.mountpoint for entry in views[view] if entry.device == device), None)
         if uses:
             busy_views.add(view)
-        elif there is not None and (own is None or view[0] != own[0]):
-            idle.setdefault(view, Holder(pid, command, "mount namespace with it at", there))
+        elif place is not None and (own is None or view[0] != own[0]):
+            idle.setdefault(view, Holder(pid, command, "mount namespace with it at", place))
     found.extend(holder for view, holder in idle.items() if view not in busy_views)
     return sorted(found)
+
+
+def is_stopped(pid: int, proc: Path = PROC) -> bool:
+    """Whether a signal (SIGSTOP) or a debugger has stopped a process: it does nothing until it is let go on."""
+    fields = _read_text(proc / str(pid) / "stat").rpartition(")")[2].split()  # a command's name may have any bytes
+    return fields[:1] in (["T"], ["t"])
 
 
 def _pids(proc: Path) -> list[int]:
@@ -193,9 +205,11 @@ def _pids(proc: Path) -> list[int]:
 
 def _namespace(proc: Path, pid: int) -> View | None:
     """What a process sees, or None where it may not be looked at. Pid 0 stands for this process."""
-    name = str(pid) if pid else "self"
+    base = proc / (str(pid) if pid else "self")
+    info = _info_of_link(base / "root")  # its path would not do: from within a chroot, the machine's root is "/" too
+    root = " ".join(found[1] for found in (_MOUNT_ID.search(info), _INODE.search(info)) if found)
     try:
-        return os.readlink(proc / name / "ns" / "mnt"), os.readlink(proc / name / "root")
+        return (os.readlink(base / "ns" / "mnt"), root) if root else None
     except OSError:
         return None
 
@@ -228,16 +242,21 @@ def _uses(device: tuple[int, int], mount_ids: set[int], proc: Path, pid: int) ->
 
 
 def _mount_id_of_link(link: Path) -> int | None:
-    """The id of the mount that a link of /proc leads into. O_PATH asks the file system nothing."""
+    """The id of the mount that a link of /proc leads into."""
+    match = _MOUNT_ID.search(_info_of_link(link))
+    return int(match[1]) if match else None
+
+
+def _info_of_link(link: Path) -> str:
+    """The fdinfo of what a link of /proc leads to; "" where that may not be looked at. O_PATH asks no file system."""
     try:
         fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return None
+        return ""
     try:
-        match = _MOUNT_ID.search(_read_text(PROC / "self" / "fdinfo" / str(fd)))
+        return _read_text(PROC / "self" / "fdinfo" / str(fd))
     finally:
         os.close(fd)
-    return int(match[1]) if match else None
 
 
 def _command(proc: Path, pid: int) -> str:

@@ -26,6 +26,11 @@ OWN_OPTIONS = {
     "source_timeout": "SECONDS",
     "verify": "first|always",
     "policy": "hotness|lru",
+    "lane": "auto|on|off",
+    "io": "auto|cached|direct",
+    "push": "on|off",
+    "passthrough": "on|off",
+    "ram_budget": "SIZE",
     "manifest": "FILE",
     "log_file": "FILE",
     "log_level": "LEVEL",
@@ -45,7 +50,7 @@ KEPT_FLAGS = {
     "diratime": "nodiratime",
     "async": "sync",
 }
-"""Flags of the kernel's mount: the word that takes one back, and the one that is handed on to libfuse."""
+"""Flags of the kernel's mount: the word that takes one back, and the one that is handed on."""
 
 IGNORED_FLAGS = frozenset(
     (

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mummufs import __version__
+from mummufs.backends.fuse.front import Front
 from mummufs.backends.fuse.operations import Operations
 from mummufs.backends.fuse.session import MAX_TASKS
 from mummufs.backends.fuse.tuning import Tuned
@@ -18,9 +19,16 @@ SCHEMA = 1
 
 
 def status(
-    config: MountConfig, service: Service, operations: Operations, tuned: Tuned, uptime_s: float
+    config: MountConfig,
+    service: Service,
+    operations: Operations,
+    front: Front | None,
+    tuned: Tuned,
+    uptime_s: float,
 ) -> dict[str, Any]:
     """The status of a running mount: bytes, counts since it was mounted, and gauges."""
+    if front is not None:
+        front.report()  # what the lane has served up to now is in the counters
     counters = service.counters
     return {
         "schema": SCHEMA,
@@ -29,8 +37,9 @@ def status(
         "uptime_s": round(uptime_s, 3),
         "options": _options(config, service),
         "backend": {
-            "lane": "off",
-            "io": "cached",
+            "lane": "off" if front is None else "on",
+            "io": "direct" if config.direct else "cached",
+            "protocol": None if front is None else _protocol(front),
             "max_background": tuned.max_background,
             "max_tasks": MAX_TASKS,
             "read_ahead_bytes": tuned.read_ahead_bytes,
@@ -45,7 +54,41 @@ def status(
         "source_reads": asdict(counters.source_reads),
         "errors": asdict(counters.errors),
         "scrub": None if service.scrub is None else scrub_status(service.scrub),
+        "lane": None if front is None else _lane(front, operations),
         "gauges": _gauges(service, operations),
+    }
+
+
+def _protocol(front: Front) -> dict[str, Any] | None:
+    negotiated = front.relay.negotiated
+    return None if negotiated is None else asdict(negotiated)
+
+
+def _lane(front: Front, operations: Operations) -> dict[str, Any]:
+    """What the lane did, and what its limits hold now and have held at most."""
+    lane, reads, relay, pusher = front.lane, front.reads, front.relay, front.pusher
+    return {
+        "servers": 0 if lane is None else len(lane.clones),
+        "hits": 0 if lane is None else lane.hits,
+        "hit_bytes": 0 if lane is None else lane.hit_bytes,
+        "replaced": 0 if lane is None else lane.replaced,
+        "stuck": 0 if lane is None else lane.stuck,
+        "faults": 0 if lane is None else lane.faults,
+        "reads_running": reads.running,
+        "reads_running_max": reads.running_max,
+        "reads_waiting": reads.waiting,
+        "interrupted": reads.interrupted,
+        "forwarded": relay.forwarded,
+        "forward_waiting_max": relay.waiting_max,
+        "lost_replies": relay.lost_replies,
+        "passed_through": operations.modes.passed_through,
+        "passthrough_refused": operations.modes.refused,
+        "pushed_bytes": 0 if pusher is None else pusher.pushed_bytes,
+        "push_wasted_bytes": 0 if pusher is None else pusher.wasted_bytes,
+        "push_queued_bytes": 0 if pusher is None else pusher.queued_bytes,
+        "push_queued_bytes_max": 0 if pusher is None else pusher.queued_bytes_max,
+        "push_dropped": 0 if pusher is None else pusher.dropped,
+        "push_failed": 0 if pusher is None else pusher.failed,
     }
 
 

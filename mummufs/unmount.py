@@ -18,6 +18,7 @@ from mummufs.mountinfo import (
     Holder,
     MountEntry,
     holders,
+    is_stopped,
     mount_at,
     read_mountinfo,
     resolve_mountpoint,
@@ -55,6 +56,7 @@ class Ended:
         gone: the daemon has ended (taken for true where its pid is not known and nothing holds the mount).
         left: the processes that still hold the file system, and so keep the daemon alive.
         elsewhere: where the caller's own namespace still has it mounted (bind mounts).
+        stopped: a signal or a debugger has stopped the daemon: it does nothing, so it cannot end.
     """
 
     mountpoint: Path
@@ -62,18 +64,28 @@ class Ended:
     gone: bool
     left: list[Holder] = field(default_factory=list)
     elsewhere: list[str] = field(default_factory=list)
+    stopped: bool = False
 
     @property
     def note(self) -> str | None:
         """A sentence on what keeps the daemon alive, or None."""
         if self.gone:
             return None
-        reasons = [f"it is also mounted at '{path}'" for path in self.elsewhere]
+        daemon = f"its daemon (pid {self.daemon_pid})" if self.daemon_pid else "its daemon"
+        what = f"'{self.mountpoint}' is unmounted, but {daemon}"
+        held = [f"it is also mounted at '{path}'" for path in self.elsewhere]
         if self.left:
-            reasons.append(f"held by {listing(self.left)}")
-        why = "; ".join(reasons) or "nothing that may be looked at holds it"
-        who = f"its daemon (pid {self.daemon_pid})" if self.daemon_pid else "its daemon"
-        return f"'{self.mountpoint}' is unmounted, but {who} lives until the last holder lets go: {why}"
+            held.append(f"held by {listing(self.left)}")
+        lives = f"lives until the last holder lets go: {'; '.join(held)}"
+        if self.stopped:
+            then = f"; after that it {lives}" if held else ""
+            return f"{what} is stopped, so it cannot end: let it go on with `kill -CONT {self.daemon_pid}`{then}"
+        if held:
+            return f"{what} {lives}"
+        return (
+            f"{what} has not ended yet, and nothing that may be looked at holds it:"
+            " it may be waiting for its source or its store"
+        )
 
 
 def end_mount(mountpoint: Path, daemon_pid: int | None, *, lazy: bool, wait_s: float = GONE_S) -> Ended:
@@ -200,21 +212,25 @@ def _open_process(pid: int | None) -> int | None:
 def _wait_gone(
     mountpoint: Path, entry: MountEntry, ids: set[int], pid: int | None, process_fd: int | None, wait_s: float
 ) -> Ended:
+    stopped = False
     if process_fd is not None:
         deadline = time.monotonic() + wait_s
         if _ended(process_fd, min(LOOK_AFTER_S, wait_s)):
             return Ended(mountpoint, pid, gone=True)
+        stopped = pid is not None and is_stopped(pid)
         left, elsewhere = _still_held(entry, ids, pid)
-        if not left and not elsewhere and _ended(process_fd, max(0.0, deadline - time.monotonic())):
+        held = stopped or left or elsewhere
+        if not held and _ended(process_fd, max(0.0, deadline - time.monotonic())):
             return Ended(mountpoint, pid, gone=True)
     left, elsewhere = _still_held(entry, ids, pid)
     gone = process_fd is None and not left and not elsewhere
-    return Ended(mountpoint, pid, gone, left, elsewhere)
+    return Ended(mountpoint, pid, gone, left, elsewhere, stopped)
 
 
 def _still_held(entry: MountEntry, ids: set[int], pid: int | None) -> tuple[list[Holder], list[str]]:
-    left = holders(entry.device, mount_ids=ids, skip_pids={pid} if pid else ())
-    return left, [e.mountpoint for e in read_mountinfo() if e.device == entry.device]
+    left = holders(entry.device, source=entry.source, mount_ids=ids, skip_pids={pid} if pid else ())
+    same = [e for e in read_mountinfo() if (e.device, e.source) == (entry.device, entry.source)]
+    return left, [e.mountpoint for e in same]
 
 
 def _ended(process_fd: int, timeout_s: float) -> bool:

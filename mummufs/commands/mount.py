@@ -10,9 +10,9 @@ import click
 
 from mummufs import config as configuration
 from mummufs.commands.output import printable
-from mummufs.config import LOG_LEVELS, PASS_THROUGH_NOTE, STORE_ENV, STORE_GB_ENV, MountConfig
+from mummufs.config import LOG_LEVELS, STORE_ENV, STORE_GB_ENV, MountConfig
 from mummufs.core.errors import MummufsError, UsageError
-from mummufs.launch import clear_dead_mount, mount_in_background
+from mummufs.launch import mount_in_background, prepare
 from mummufs.options import OWN_OPTIONS
 
 _EPILOG = "Options of -o, besides mount(8)'s: " + ", ".join(
@@ -77,10 +77,8 @@ def run_daemon(config: MountConfig, ready_fd: int | None) -> int:
 
     if ready_fd is not None:
         return run(config, _through(ready_fd, config), background=True)
-    for note in (*clear_dead_mount(config.mountpoint), *config.warnings):
+    for note in prepare(config):
         click.echo(f"mummufs: {printable(note)}", err=True)
-    if config.store_dir is None:
-        click.echo(f"mummufs: {PASS_THROUGH_NOTE}", err=True)
     return run(config, lambda _: click.echo(f"mummufs: mounted at {printable(str(config.mountpoint))}", err=True))
 
 

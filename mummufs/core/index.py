@@ -9,6 +9,10 @@ that its bytes are always at least those on disk and the budget cannot be passed
 A range that is not in `_entries` is ABSENT. Its heat may still be known (`_ghosts`): a range that was hot before it
 was evicted comes back as hot. Each method is synchronous, so under trio each call is atomic and there are no locks.
 
+A RESIDENT range whose file has had its ctime changed since, and nothing else, is *suspended*: no read is planned from
+it, but it keeps its place and its heat. The next fill that is wanted of it is a proof (`Decision.SUSPENDED`): what the
+source has now is held against the range file, which is restamped or evicted.
+
 Only a scan may bring the bytes over the budget (the mount was given a smaller one than before); then no fill begins
 until eviction has brought them back.
 """
@@ -56,6 +60,7 @@ class Event(Enum):
     COMMIT_FILL = "commit_fill"
     ABORT_FILL = "abort_fill"
     RESTORE = "restore"
+    RESTAMP = "restamp"
     BEGIN_EVICT = "begin_evict"
     FINISH_EVICT = "finish_evict"
 
@@ -65,6 +70,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.FILLING, Event.COMMIT_FILL): State.RESIDENT,
     (State.FILLING, Event.ABORT_FILL): State.ABSENT,
     (State.ABSENT, Event.RESTORE): State.RESIDENT,
+    (State.RESIDENT, Event.RESTAMP): State.RESIDENT,
     (State.RESIDENT, Event.BEGIN_EVICT): State.EVICTING,
     (State.EVICTING, Event.FINISH_EVICT): State.ABSENT,
 }
@@ -80,6 +86,8 @@ class Decision(Enum):
     """There will be, once the plan's victims and those already on their way out have gone."""
     PRESENT = "present"
     """The range is resident or being filled."""
+    SUSPENDED = "resident, but of another ctime"
+    """The range file may hold these very bytes: they are read and held against its checksum, which needs no room."""
     TOO_LARGE = "larger than the whole budget"
     COLDER = "colder than what it would evict"
     NO_VICTIMS = "nothing can make room for it"
@@ -212,6 +220,8 @@ class CacheIndex:
                 return FillPlan(Decision.PRESENT)
             if entry.state is State.EVICTING:
                 return FillPlan(Decision.ROOM)
+            if not entry.version.differs_in_contents(version):
+                return FillPlan(Decision.SUSPENDED)
             stale = (key,)
         missing = charge - self.free_bytes - self._evicting_bytes - (entry.charge if stale and entry else 0)
         if missing <= 0 and not stale:
@@ -265,6 +275,10 @@ class CacheIndex:
         self._counts[state] += 1
         self._order.add(entry)
         return True
+
+    def restamp(self, key: RangeKey, version: Version) -> None:
+        """A suspended range was proved: its range file states this version from now on. Its heat stays."""
+        self._move(key, Event.RESTAMP).version = version
 
     def set_overhead(self, size: int) -> None:
         """Bytes of the budget that the store takes beside range files (its range tables)."""

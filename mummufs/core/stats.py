@@ -43,7 +43,8 @@ class FillCounters:
     """Fills by how they ended; `bytes` are window bytes written to range files that were completed.
 
     `declined` fills were refused by the index, `dropped` ones were wanted while the filler was at one of its limits,
-    `unsettled` ones of a file that had only just changed. `aborted` ones had begun.
+    `unsettled` ones of a file that had only just changed. `aborted` ones had begun. `restamped` ranges were those of a
+    file of which only the ctime had changed: the source was read and nothing but a header was written.
     """
 
     completed: int = 0
@@ -51,6 +52,7 @@ class FillCounters:
     declined: int = 0
     dropped: int = 0
     unsettled: int = 0
+    restamped: int = 0
     bytes: int = 0
 
 
@@ -64,10 +66,17 @@ class EvictionCounters:
 
 @dataclass
 class SourceCounters:
-    """Reads that reached the source, and the bytes they returned."""
+    """Reads that reached the source, and the bytes they returned.
+
+    `background` of them were such that nobody waited for. `merged` windows were read in one pass with another. Disks
+    were asked for `along_bytes` beside what was wanted, since they were there.
+    """
 
     count: int = 0
     bytes: int = 0
+    background: int = 0
+    merged: int = 0
+    along_bytes: int = 0
 
 
 @dataclass

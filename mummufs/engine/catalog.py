@@ -19,6 +19,7 @@ from mummufs.core.plan import is_wanted, window_key
 from mummufs.core.ranges import ByteRange, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
+from mummufs.engine.filler import MERGE_MAX_BYTES
 from mummufs.engine.gate import StoreLateError
 from mummufs.engine.nodes import Node
 from mummufs.engine.threads import Pools
@@ -46,7 +47,13 @@ class Parser(Protocol):
 class Catalog:
     """Finds out the windows of files that are opened."""
 
-    def __init__(self, parser: Parser, cache: Cache, pools: Pools, counters: Counters) -> None:
+    def __init__(self, parser: Parser, cache: Cache, pools: Pools, counters: Counters, *, views: bool = False) -> None:
+        """Make a catalog that does nothing until `run`.
+
+        Args:
+            views: give nodes views, for a backend that serves hits by itself.
+        """
+        self._views = views
         self._parser = parser
         self._cache = cache
         self._pools = pools
@@ -79,13 +86,20 @@ class Catalog:
         try:
             table = await self._load(node, version)
             if table is not None:
-                node.table, node.parsed = table, version
+                self._known(node, table, version)
                 del self._parsing[node]
+                await self._again(node, file, version)
                 return
             self._nursery.start_soon(self._parse, node, file, version)
         except BaseException:
             self._parsing.pop(node, None)
             raise
+
+    def _known(self, node: Node, table: RangeTable | None, version: Version) -> None:
+        """The windows of a version of a file have been found."""
+        node.table, node.parsed = table, version
+        if self._views and table is not None and len(table) and not node.stale and node.version == version:
+            node.view = self._cache.resident.view(node.file, version, table)
 
     def passed_through(self, node: Node, offset: int, size: int) -> None:
         """A read went to the source because the table is not known yet."""
@@ -109,7 +123,7 @@ class Catalog:
         try:
             table = await self._parser.parse(node.path, file)
             if (await self._pools.metadata.run(file.attributes)).version == version == node.version:
-                node.table, node.parsed = table, version
+                self._known(node, table, version)
                 self.parsed += 1
         except ManifestError as error:
             self.refused += 1
@@ -124,6 +138,7 @@ class Catalog:
             self._parsing.pop(node, None)
         self._finishing += 1
         try:
+            await self._again(node, file, version)
             if table is not None and node.ranges is table:
                 await self._save(node, version, table)
                 await self._fill_early(node, file, table)
@@ -132,7 +147,13 @@ class Catalog:
             log.exception("%s: filling what was read early failed on a fault of ours", _shown(node))
         finally:
             self._finishing -= 1
-        self._early.forget(_whole(node))
+        if node not in self._parsing:
+            self._early.forget(_whole(node))
+
+    async def _again(self, node: Node, file: SourceFile, version: Version) -> None:
+        """A chmod while the table was being found: the handles need one of the version that it has made."""
+        if not node.stale and node.version != version:
+            await self.opened(node, file)
 
     async def _save(self, node: Node, version: Version, table: RangeTable) -> None:
         if self._cache.gate.writes.is_open:
@@ -149,18 +170,30 @@ class Catalog:
         """Fill the windows that were wanted by what was read before the table was known."""
         version = node.version
         looked_at = 0
+        wanted: list[RangeKey] = []
+        size = 0
         for start, end in self._early.runs(_whole(node)):
             for i in table.overlapping(start, end - start):
                 key = window_key(node.file, table, i)
                 window, run = ByteRange(key.offset, key.size), ByteRange(start, end - start)
                 seen = window.intersection(run)
-                if is_wanted(window, run, seen.size):
-                    while self._cache.filler.is_full(key.size) and not node.stale:
-                        await self._cache.filler.wait_landing()
-                    self._cache.filler.offer_nowait(key, version, file, seen, reads=True)
+                if is_wanted(window, run, seen.size) and (not wanted or key != wanted[-1]):
+                    if size + key.size > MERGE_MAX_BYTES:
+                        await self._fill(node, file, version, wanted)
+                        wanted, size = [], 0
+                    wanted.append(key)
+                    size += key.size
                 looked_at += 1
                 if looked_at % STEP == 0:
                     await trio.lowlevel.checkpoint()
+        await self._fill(node, file, version, wanted)
+
+    async def _fill(self, node: Node, file: SourceFile, version: Version, wanted: list[RangeKey]) -> None:
+        """Offer these windows once the filler has a place for them."""
+        filler = self._cache.filler
+        while filler.is_full(sum(key.size for key in wanted)) and filler.flights and not node.stale:
+            await filler.wait_landing()
+        filler.offer_all_nowait(wanted, version, file)
 
 
 def _whole(node: Node) -> RangeKey:

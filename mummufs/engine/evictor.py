@@ -105,10 +105,11 @@ class Evictor:
         await self._progress.wait()
 
     async def purge(self, file: FileId, table: RangeTable, version: Version) -> None:
-        """Drop every range of an old version of a file."""
+        """Drop every range of an old version of a file, those included that a chmod before that has suspended."""
         for i in range(len(table)):
             key = window_key(file, table, i)
-            if self._index.is_resident(key, version):
+            stored = self._index.version(key)
+            if stored is not None and stored.ctime_ns <= version.ctime_ns and not stored.differs_in_contents(version):
                 self._counters.errors.stale += 1
                 self.evict_nowait((key,))
             if i % PURGE_STEP == PURGE_STEP - 1:

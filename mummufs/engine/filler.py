@@ -2,10 +2,15 @@
 
 `offer_nowait` is asked for each window that a read makes wanted. It starts a flight, or says no at once: the range is
 declined by the index, or the filler is at one of its limits. It never waits. The flight reads, readers are served from
-it, and when its bytes are whole they are written to the store by another thread, off every reply's path.
+it, and when its bytes are whole they are written to the store by another thread, off every reply's path (`landing`).
+
+Spinning disks decide how a flight reads. What a window of a few MiB costs is its seek, so it is read in one go, before
+anybody else gets the head; of a larger one that goes for the part that a reader waits for, and the rest lets others
+pass (`schedule`). Windows that are wanted at once and lie close together are one flight. And the disks are told what
+is likely to be read next (`core/around.py`).
 
 A fill is counted in the index from `begin_fill` on, before a byte of its range file is written. If there is no room
-yet, victims are on their way out while the flight reads; if the room has not come ROOM_WAIT_S after the last byte,
+yet, victims are on their way out while the flight reads; if the room has not come some seconds after the last byte,
 the fill is given up. Only what is certainly one version is stored: the file must have the same version before and
 after the pass, and must not have changed in the last `settle_ns`.
 """
@@ -13,37 +18,44 @@ after the pass, and must not have changed in the last `settle_ns`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import trio
 
+from mummufs.core.around import ReadAround
 from mummufs.core.index import DECLINED, CacheIndex, Decision
+from mummufs.core.manifest import RangeTable
+from mummufs.core.plan import window_key
 from mummufs.core.ranges import ByteRange, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.evictor import Evictor
-from mummufs.engine.flight import Flight, read_piece
+from mummufs.engine.flight import PIECE_MAX_BYTES, Flight, read_piece
 from mummufs.engine.gate import Gate
+from mummufs.engine.landing import Landing
 from mummufs.engine.resident import Resident
+from mummufs.engine.schedule import Schedule
 from mummufs.engine.threads import Pools
 from mummufs.source.base import Attributes, SourceFile
 from mummufs.store.layout import charge_of
 from mummufs.store.rangestore import RangeStore
-from mummufs.store.storedrange import StoredRange
 
 IN_FLIGHT_BYTES_MAX = 256 << 20
 """Window bytes in memory for all flights together, until they are written."""
 FLIGHTS_MAX = 1024
 """Flights at once: enough that the bytes are the limit for a model of small tensors, some 250 KiB on average."""
-ROOM_WAIT_S = 10.0
-"""How long a flight that has its bytes waits for room in the store."""
-NO_ROOM_S = 5.0
-"""Found to be nearly full, the store's file system is asked again after this long; until then no flight begins."""
+FOREGROUND_BYTES = 4 << 20
+"""What a flight that a reader has started reads in one go, whether or not somebody still waits for it."""
+MERGE_GAP_BYTES = 1 << 20
+"""Windows closer than this are read together, and what lies between as well: it costs less than a seek."""
+MERGE_MAX_BYTES = 32 << 20
+"""The most that is read together."""
 
 log = logging.getLogger(__name__)
 
 
 class Filler:
-    """Starts flights and writes what they bring."""
+    """Starts flights and sees them land."""
 
     def __init__(
         self,
@@ -58,6 +70,7 @@ class Filler:
         settle_ns: int,
         reserve_bytes: int,
         wall_ns: Callable[[], int],
+        around: ReadAround | None = None,
     ) -> None:
         """Make a filler that does nothing until `run`.
 
@@ -65,21 +78,22 @@ class Filler:
             settle_ns: a file that changed this recently is not stored.
             reserve_bytes: fills stop while the store's file system has less free space than this.
             wall_ns: the time of day, in ns since 1970, as the source's clock has it.
+            around: for a source of spinning disks, what else to ask them for; None: it is told nothing beforehand.
         """
         self._index = index
-        self._resident = resident
-        self._store = store
         self._evictor = evictor
-        self._gate = gate
         self._pools = pools
         self._counters = counters
         self._settle_ns = settle_ns
-        self._reserve_bytes = reserve_bytes
         self._wall_ns = wall_ns
+        self._around = around
+        self._writer = Landing(index, resident, store, evictor, gate, counters, reserve_bytes=reserve_bytes)
         self._flights: dict[RangeKey, Flight] = {}
+        self._passes = 0
         self._nursery: trio.Nursery | None = None
         self._landing = trio.Event()
-        self._no_room_until = 0.0
+        self.schedule = Schedule(pools)
+        """Who reads the source next."""
         self.noticed: Callable[[SourceFile, Attributes], None] | None = None
         """Told when a file turns out to have another version than a flight was started for."""
         self.open_for_fills = False
@@ -99,89 +113,181 @@ class Filler:
         flight = self._flights.get(key)
         return flight if flight is not None and flight.version == version and not flight.failed else None
 
+    def has(self, key: RangeKey) -> bool:
+        """Whether there is a flight for this range, of whatever version."""
+        return key in self._flights
+
     @property
     def flights(self) -> int:
-        """Flights in the air or being written."""
+        """Ranges in the air or being written."""
         return len(self._flights)
 
+    @property
+    def share_used(self) -> float | None:
+        """Which part of what disks were asked for besides was used lately; None where they are not asked."""
+        return None if self._around is None else self._around.share
+
     def offer_nowait(
-        self, key: RangeKey, version: Version, file: SourceFile, first: ByteRange, *, reads: bool
+        self,
+        key: RangeKey,
+        version: Version,
+        file: SourceFile,
+        first: ByteRange,
+        *,
+        reads: bool,
+        table: RangeTable | None = None,
     ) -> Flight | None:
-        """Start a flight for a wanted range, or None at once.
+        """Start a flight for a range that a reader wants, or None at once.
 
         Args:
             first: the bytes of the window that are wanted first.
             reads: False if the caller is about to read the window itself: it will `give` its bytes or `end` the flight.
+            table: the file's windows, some of which may be worth to be read along.
         """
-        if not self.open_for_fills or self._nursery is None or key in self._flights:
-            return None
-        if self._is_unsettled(version):
-            self._counters.fills.unsettled += 1
-            return None
-        if self._gate.writes.is_open or self._gate.reads.is_open or trio.current_time() < self._no_room_until:
-            self._counters.fills.dropped += 1
-            return None
-        if self.is_full(key.size):
-            self._counters.fills.dropped += 1
-            return None
-        plan = self._index.plan_fill(key, charge_of(key.size), version)
-        if plan.decision in DECLINED:
-            self._counters.fills.declined += 1
-            return None
-        if plan.decision is Decision.PRESENT:
-            return None
-        try:
-            flight = Flight(key, version, file, first)
-        except MemoryError:
-            self._counters.fills.dropped += 1
-            return None
-        self._evictor.evict_nowait(plan.victims)
-        self._flights[key] = flight
-        self.in_flight_bytes += key.size
-        self.in_flight_bytes_max = max(self.in_flight_bytes_max, self.in_flight_bytes)
-        reserved = plan.decision is Decision.READY
-        if reserved:
-            self._index.begin_fill(key, charge_of(key.size), version)
-        self._nursery.start_soon(self._fly, flight, reserved, reads)
-        return flight
+        accepted = self._accept((key,), version)
+        along: list[ByteRange] = []
+        if accepted and reads and table is not None:
+            along = self.along(key, ByteRange(key.offset, key.size), version, table)
+        return self._take_off(accepted, version, file, first, along, reads=reads, urgent=True)
+
+    def offer_all_nowait(self, keys: Sequence[RangeKey], version: Version, file: SourceFile) -> None:
+        """Start flights for ranges of one file that are wanted and that nobody waits for, in the order of offsets.
+
+        Those that lie close together are read together.
+        """
+        for near in _merged(keys):
+            accepted = self._accept(near, version)
+            for run in _merged(list(accepted)):  # again: one that was refused in the middle leaves a gap
+                reserved = {key: accepted[key] for key in run}
+                self._take_off(reserved, version, file, None, [], reads=True, urgent=False)
 
     def is_full(self, size: int) -> bool:
         """Whether a flight of this size would pass the limits now."""
-        return len(self._flights) >= FLIGHTS_MAX or self.in_flight_bytes + size > IN_FLIGHT_BYTES_MAX
+        return self._passes >= FLIGHTS_MAX or self.in_flight_bytes + size > IN_FLIGHT_BYTES_MAX
 
     async def wait_landing(self) -> None:
         """Wait until a flight has ended, one way or the other."""
         await self._landing.wait()
 
-    async def _fly(self, flight: Flight, reserved: bool, reads: bool) -> None:
-        key = flight.key
-        stored: StoredRange | None = None
+    # ------------------------------------------------------------------ taking off
+
+    def _accept(self, keys: Sequence[RangeKey], version: Version) -> dict[RangeKey, bool]:
+        """Those of the ranges that may be filled now, and whether the index has promised their bytes."""
+        accepted: dict[RangeKey, bool] = {}
+        if not self.open_for_fills or self._nursery is None:
+            return accepted
+        fills, size = self._counters.fills, 0
+        for key in keys:
+            if key in self._flights:
+                continue
+            if self._is_unsettled(version):
+                fills.unsettled += 1
+                continue
+            if not self._writer.is_open or self.is_full(size + key.size):
+                fills.dropped += 1
+                continue
+            plan = self._index.plan_fill(key, charge_of(key.size), version)
+            if plan.decision in DECLINED:
+                fills.declined += 1
+            elif plan.decision is not Decision.PRESENT:
+                self._evictor.evict_nowait(plan.victims)
+                accepted[key] = plan.decision is Decision.READY
+                if accepted[key]:
+                    self._index.begin_fill(key, charge_of(key.size), version)
+                size += key.size
+        return accepted
+
+    def _take_off(
+        self,
+        accepted: dict[RangeKey, bool],
+        version: Version,
+        file: SourceFile,
+        first: ByteRange | None,
+        along: Sequence[ByteRange],
+        *,
+        reads: bool,
+        urgent: bool,
+    ) -> Flight | None:
+        """Start one flight for these ranges; None where there are none, or no memory."""
+        if not accepted or self._nursery is None:
+            return None
         try:
-            await self._bring(flight, reads)
-            if flight.error is None:
-                reserved = reserved or await self._wait_room(flight)
+            flight = Flight(list(accepted), version, file, first)
+        except (MemoryError, OSError):
+            self._counters.fills.dropped += len(accepted)
+            for key, reserved in accepted.items():
                 if reserved:
-                    stored = await self._write(flight)
+                    self._index.abort_fill(key)
+            return None
+        self._flights.update(dict.fromkeys(accepted, flight))
+        self._passes += 1
+        self.in_flight_bytes += flight.window.size
+        self.in_flight_bytes_max = max(self.in_flight_bytes_max, self.in_flight_bytes)
+        self._counters.source_reads.merged += len(accepted) - 1
+        self._nursery.start_soon(self._fly, flight, accepted, along, reads, urgent)
+        return flight
+
+    def along(self, key: RangeKey, wanted: ByteRange, version: Version, table: RangeTable) -> list[ByteRange]:
+        """What the disks are to be told before something in a missing window is read: what lies near it and is missing.
+
+        Args:
+            wanted: what is going to be read now or soon, as far as known.
+        """
+        if self._around is None:
+            return []
+        runs: list[ByteRange] = []
+        for run in self._around.plan(key.file, wanted, version.size, quiet=self.schedule.is_quiet):
+            for i in table.overlapping(run.offset, run.size):
+                other = window_key(key.file, table, i)
+                if other in self._flights or self._index.is_resident(other, version):
+                    continue
+                part = run.intersection(ByteRange(other.offset, other.size))
+                if runs and runs[-1].offset <= part.offset <= runs[-1].end:
+                    part = ByteRange(runs[-1].offset, max(part.end, runs[-1].end) - runs.pop().offset)
+                runs.append(part)
+        self._counters.source_reads.along_bytes += max(0, sum(run.size for run in runs) - wanted.size)
+        return runs
+
+    # ------------------------------------------------------------------ flying
+
+    async def _fly(
+        self, flight: Flight, accepted: dict[RangeKey, bool], along: Sequence[ByteRange], reads: bool, urgent: bool
+    ) -> None:
+        left = dict(accepted)
+        key = flight.keys[0]
+        try:
+            await self._bring(flight, along, reads=reads, urgent=urgent)
+            while left and flight.error is None:
+                key, reserved = next(iter(left.items()))
+                del left[key]
+                await self._writer.land(key, flight.version, flight.data(key), reserved=reserved)
         except Exception:
             self._counters.errors.handler += 1
             log.exception("a fill failed on a fault of ours: inode %d, offset %d", key.file.inode, key.offset)
         finally:
             if not flight.ended:
                 flight.end(None)
-            self._land(flight, reserved, stored)
+            for key, reserved in left.items():
+                self._writer.give_up(key, reserved=reserved)
+            for key in flight.keys:
+                del self._flights[key]
+            self._passes -= 1
+            self.in_flight_bytes -= flight.window.size
+            landing, self._landing = self._landing, trio.Event()
+            landing.set()
 
-    async def _bring(self, flight: Flight, reads: bool) -> None:
-        """Read what nobody gives, until the window is whole or the source fails."""
+    async def _bring(self, flight: Flight, along: Sequence[ByteRange], *, reads: bool, urgent: bool) -> None:
+        """Read what nobody gives, until the windows are whole or the source fails."""
+        brought = 0
         try:
             if not reads:
                 await flight.wait_given()
                 if flight.ended:
                     return
             for piece in flight.pieces():
-                buffer = flight.piece(piece)
-                self._counters.source_reads.count += 1
-                await self._pools.source.run(read_piece, flight.file, flight.version, buffer, piece.offset)
-                self._counters.source_reads.bytes += piece.size
+                hints = self._hints(flight, piece, brought, along)
+                await self._read_piece(flight, piece, hints, urgent=urgent and brought < FOREGROUND_BYTES)
+                brought += piece.size
                 flight.arrived(piece)
             attributes = await self._pools.metadata.run(flight.file.attributes)
             if attributes.version == flight.version:
@@ -194,55 +300,29 @@ class Filler:
             # The readers that still wait ask the source themselves, and count and report what it says.
             flight.end(error)
 
-    async def _wait_room(self, flight: Flight) -> bool:
-        """Take the bytes of the budget that a flight needs, once its victims have gone."""
-        charge = charge_of(flight.key.size)
-        with trio.move_on_after(ROOM_WAIT_S):
-            while True:
-                plan = self._index.plan_fill(flight.key, charge, flight.version)
-                if plan.decision is Decision.READY:
-                    self._index.begin_fill(flight.key, charge, flight.version)
-                    return True
-                if plan.decision is not Decision.ROOM:
-                    break
-                self._evictor.evict_nowait(plan.victims)
-                await self._evictor.wait_progress()
-        return False
+    def _hints(self, flight: Flight, piece: ByteRange, brought: int, along: Sequence[ByteRange]) -> list[ByteRange]:
+        """What the disks are told before a piece is read, so that they read on while it is looked at."""
+        if self._around is None:
+            return []
+        if brought == 0 and along:
+            return list(along)
+        window = flight.window
+        runs = [window.intersection(ByteRange(piece.offset, piece.size + PIECE_MAX_BYTES))]
+        if brought == 0 and window.size <= FOREGROUND_BYTES:
+            runs.append(ByteRange(window.offset, piece.offset - window.offset))
+        return runs
 
-    async def _write(self, flight: Flight) -> StoredRange | None:
-        """Write the range file; None if the store cannot."""
-        key = flight.key
-        try:
-            free = await self._gate.write(self._store.free_bytes)
-            if free - charge_of(key.size) >= self._reserve_bytes:
-                return await self._gate.write(self._store.write_range, key, flight.version, flight.data)
-            self._no_room_until = trio.current_time() + NO_ROOM_S
-            reason = f"the store's file system has {free} bytes left, of which {self._reserve_bytes} are kept free"
-        except OSError as error:
-            self._counters.errors.store += 1
-            if not isinstance(error, IsADirectoryError):  # that name alone is taken, which says nothing of the store
-                self._gate.failed(self._gate.writes, error, at_once=True)
-            reason = str(error)
-        log.warning("inode %d, offset %d, %d bytes: not stored: %s", key.file.inode, key.offset, key.size, reason)
-        return None
-
-    def _land(self, flight: Flight, reserved: bool, stored: StoredRange | None) -> None:
-        """Take the flight off the table and tell the index how it ended."""
-        key = flight.key
-        del self._flights[key]
-        self.in_flight_bytes -= key.size
-        if stored is not None:
-            self._index.commit_fill(key)
-            self._resident.add(key, flight.version, stored)
-            self._counters.fills.completed += 1
-            self._counters.fills.bytes += key.size
+    async def _read_piece(self, flight: Flight, piece: ByteRange, hints: Sequence[ByteRange], *, urgent: bool) -> None:
+        """Read one piece: at once where somebody waits for it, or would soon; else when its turn has come."""
+        call = partial(read_piece, flight.file, flight.version, flight.piece(piece), piece.offset, hints)
+        counters = self._counters.source_reads
+        counters.count += 1
+        if urgent or flight.is_waited_for:
+            await self.schedule.read(call)
         else:
-            if reserved:
-                self._index.abort_fill(key)
-            self._counters.fills.aborted += 1
-        self._evictor.wake()
-        landing, self._landing = self._landing, trio.Event()
-        landing.set()
+            counters.background += 1
+            await self.schedule.read_in_turn(flight.keys[0].file, piece.offset, flight.turn(), call)
+        counters.bytes += piece.size
 
     def _is_unsettled(self, version: Version) -> bool:
         """Whether the file changed so lately that another change might not show in its attributes.
@@ -250,3 +330,17 @@ class Filler:
         The ctime tells: it moves with every change, and unlike the mtime nobody can set it.
         """
         return self._wall_ns() - version.ctime_ns < self._settle_ns
+
+
+def _merged(keys: Sequence[RangeKey]) -> list[list[RangeKey]]:
+    """Windows of one file, in the order of their offsets, in groups that are read together."""
+    groups: list[list[RangeKey]] = []
+    end = 0
+    for key in keys:
+        near = groups and key.offset - end < MERGE_GAP_BYTES
+        end = key.offset + key.size
+        if near and end - groups[-1][0].offset <= MERGE_MAX_BYTES:
+            groups[-1].append(key)
+        else:
+            groups.append([key])
+    return groups

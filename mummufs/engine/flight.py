@@ -1,47 +1,72 @@
-"""A flight: one pass over the source for one window, for the store and for every reader of it meanwhile.
+"""A flight: one pass over the source for the store and for every reader of these bytes meanwhile.
 
-The pass starts at the page that was asked for and wraps. Readers wait for their bytes only and are released piece by
-piece. What a reader read itself may be given to the flight, which then leaves those bytes out of its pass.
+It is for one window, or for several that lie close together: the source is asked for all of them at once then, and for
+what lies between. The pass starts at the page that was asked for and wraps. Readers wait for their bytes only and are
+released piece by piece. What a reader read itself may be given to the flight, which then leaves those bytes out of its
+pass.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import mmap
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import trio
 
 from mummufs.core.ranges import ByteRange, RangeKey, Version
 from mummufs.source.base import SourceFile
+from mummufs.source.hints import will_need
 
 PIECE_MAX_BYTES = 4 << 20
-"""The largest source read of a pass: some 25 ms of a spinning disk."""
+"""The largest source read of a pass, some 25 ms of a spinning disk, but for the first: that is what is wanted first."""
 PIECE_MIN_BYTES = 128 << 10
 """The smallest, but for what is left over. Pieces double from the first, so that the first reader waits least."""
+HUGE_BYTES = 2 << 20
+"""Buffers of this size and more are made of huge pages: taking them and giving them back costs a tenth."""
 
 
 class FlightFailedError(Exception):
     """The pass ended without these bytes: the reader asks the source itself."""
 
 
-class Flight:
-    """The bytes of one window, as they arrive. Offsets are those of the file."""
+class MovedOnError(OSError):
+    """The file's ctime is another, and nothing else: whoever has its node finds out why, and reads again."""
 
-    def __init__(self, key: RangeKey, version: Version, file: SourceFile, first: ByteRange) -> None:
+
+class Flight:
+    """The bytes of its windows, as they arrive. Offsets are those of the file.
+
+    Attributes:
+        keys: its windows, all of one file, in the order of their offsets.
+        window: from the start of the first to the end of the last.
+        go: set when a reader waits, for a pass that waits for its turn.
+    """
+
+    def __init__(
+        self, keys: Sequence[RangeKey], version: Version, file: SourceFile, first: ByteRange | None = None
+    ) -> None:
         """Prepare a pass.
 
         Args:
             file: what to read; the flight keeps it open.
-            first: the bytes of the window that are wanted first.
+            first: the bytes that are wanted first.
+
+        Raises:
+            OSError: there is no memory for it.
         """
-        self.key = key
+        self.keys = tuple(keys)
         self.version = version
         self.file = file
-        self.window = ByteRange(key.offset, key.size)
-        self._first = first
-        self._buffer = bytearray(key.size)
+        start, end = keys[0].offset, max(key.offset + key.size for key in keys)
+        self.window = ByteRange(start, end - start)
+        self.go = trio.Event()
+        self._waiting: list[ByteRange] = []
+        self._first = first or self.window
+        self._buffer = _buffer(self.window.size)
         self._runs: list[tuple[int, int]] = []
         self._arrival = trio.Event()
         self.error: OSError | None = None
@@ -49,9 +74,13 @@ class Flight:
         self.given = False
 
     @property
-    def data(self) -> memoryview:
-        """The window's bytes; whole once `is_complete`."""
-        return memoryview(self._buffer)
+    def is_waited_for(self) -> bool:
+        """Whether a reader waits for bytes that have not arrived."""
+        return any(not self.has(part.offset, part.end) for part in self._waiting)
+
+    def data(self, key: RangeKey) -> memoryview:
+        """The bytes of one of its windows; whole once `is_complete`."""
+        return self.piece(ByteRange(key.offset, key.size))
 
     @property
     def is_complete(self) -> bool:
@@ -97,22 +126,34 @@ class Flight:
         self.ended = True
         self._announce()
 
-    async def wait_read(self, buffer: memoryview, offset: int) -> None:
-        """Fill `buffer` from the file's `offset` as soon as those bytes are there.
+    async def wait_read(self, part: ByteRange) -> memoryview:
+        """These bytes, as soon as they are there. They do not change any more; who keeps them copies them.
 
         Raises:
             FlightFailedError: they will not come.
         """
-        while not self.has(offset, offset + len(buffer)):
-            if self.ended:
-                raise FlightFailedError
-            await self._arrival.wait()
-        buffer[:] = self.piece(ByteRange(offset, len(buffer)))
+        self._waiting.append(part)
+        try:
+            while not self.has(part.offset, part.end):
+                if self.ended:
+                    raise FlightFailedError
+                self.go.set()
+                await self._arrival.wait()
+        finally:
+            self._waiting.remove(part)
+        return self.piece(part)
 
     async def wait_given(self) -> None:
         """Wait until the reader that has promised its bytes has given them, or has ended the flight."""
         while not self.given and not self.ended:
             await self._arrival.wait()
+
+    def turn(self) -> trio.Event:
+        """A new `go` for the next piece, set if a reader waits already."""
+        self.go = trio.Event()
+        if self.is_waited_for:
+            self.go.set()
+        return self.go
 
     def pieces(self) -> Iterator[ByteRange]:
         """What to read next, until nothing is missing. Looks at what has arrived each time it is asked."""
@@ -146,14 +187,35 @@ class Flight:
         arrival.set()
 
 
-def read_piece(file: SourceFile, version: Version, buffer: memoryview, offset: int) -> None:
+def _buffer(size: int) -> mmap.mmap:
+    """Memory that nobody has filled with zeros: that takes 10 ms for a large window, and the event loop would stand."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= HUGE_BYTES:
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def read_piece(
+    file: SourceFile, version: Version, buffer: memoryview, offset: int, hints: Sequence[ByteRange] = ()
+) -> None:
     """Fill `buffer` with bytes of this very version of a file. Blocks; runs in a worker thread.
 
+    Args:
+        hints: what will be read next, or so: the source is told first.
+
     Raises:
+        MovedOnError: the ctime alone is another by now, after a chmod or a rewrite whose mtime was set back.
         OSError: ESTALE where the file is of another version by now, EIO where it ends early, or the source's own.
     """
+    will_need(file, hints)
     n = file.read_into(buffer, offset)
-    if file.attributes().version.differs_in_contents(version):
+    found = file.attributes().version
+    if found.differs_in_contents(version):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    if found != version:
+        raise MovedOnError(errno.ESTALE, os.strerror(errno.ESTALE))
     if n < len(buffer):
         raise OSError(errno.EIO, f"the source gave {n} bytes in place of {len(buffer)} at offset {offset}")

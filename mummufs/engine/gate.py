@@ -109,6 +109,16 @@ class Gate:
                 return answer
         raise failure
 
+    def answered(self) -> None:
+        """A backend that reads the store by itself was answered."""
+        self.reads.succeeded(trio.current_time())
+
+    def stalled(self) -> None:
+        """A read of the store by a backend has not come back in its time."""
+        self._counters.errors.store += 1
+        self.reads.late(trio.current_time())
+        self._announce(self.reads, "it does not answer")
+
     def failed(self, breaker: Breaker, error: OSError, *, at_once: bool) -> None:
         """A call has failed."""
         breaker.failed(trio.current_time(), at_once=at_once)

@@ -1,20 +1,50 @@
 """Nodes: what the engine knows of the files and directories that somebody has looked at.
 
-A `Node` is one version of one inode of the source, wherever it is linked. When a look-up finds that a file's size or
-mtime have changed, a new node takes the old one's place in the table; the old one is *stale*: it keeps its attributes
-and its readers get ESTALE. A backend gives each node an inode number of its own, so the kernel never mixes the pages
-of two versions. A change of the ctime alone (chmod, link, rename) keeps the node and moves its version on: what was
-stored under the old version is not believed any more.
+A `Node` is one version of one inode of the source, wherever it is linked. When a file's contents have changed, a new
+node takes the old one's place in the table; the old one is *stale*: it keeps its attributes and its readers get ESTALE.
+A backend gives each node an inode number of its own, so the kernel never mixes the pages of two versions.
+
+What has changed, only the attributes tell. Another size or mtime: the contents. The ctime alone: something visible must
+account for it (mode, owner, count of links, or the name), and then the node stays and its version moves on: what was
+stored under the old version is not believed any more. If nothing does, somebody has set the mtime back after a rewrite,
+or has set an extended attribute; it is taken for the worse of the two, so the contents have changed. Whether the name
+accounts for it takes a look at the source, which is not taken here: whoever has attributes that are `UNCLEAR` brings
+the answer with them (`renamed`). One rename accounts for one change: a node whose new name nobody has looked up is
+*lost*, and while it is, its name accounts for nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 
 from mummufs.core.manifest import RangeTable
 from mummufs.core.ranges import FileId, Version
+from mummufs.engine.views import FileView
 from mummufs.source.base import Attributes
+
+
+class Change(Enum):
+    """What has happened to a file between two looks at its attributes."""
+
+    NONE = "nothing that matters here"
+    METADATA = "mode, owner or links"
+    CONTENTS = "its contents, or it is something else"
+    UNCLEAR = "a rename, or its contents with the mtime set back"
+
+
+def change(known: Attributes, found: Attributes) -> Change:
+    """What these attributes say, as far as they do, of what has happened to a file."""
+    if known.is_file != found.is_file or known.is_directory != found.is_directory:
+        return Change.CONTENTS
+    if not known.is_file or known.version == found.version:
+        return Change.NONE
+    if known.version.differs_in_contents(found.version):
+        return Change.CONTENTS
+    if (known.mode, known.uid, known.gid, known.nlink) != (found.mode, found.uid, found.gid, found.nlink):
+        return Change.METADATA
+    return Change.UNCLEAR
 
 
 @dataclass(eq=False)
@@ -29,6 +59,7 @@ class Node:
         parsed: the version that the table is of; None while no parse has ended.
         stale: the source has moved on; reads answer ESTALE.
         keep_pages: whether pages that the kernel has of it are those of the version.
+        lost: it was renamed, and has not been found under its new name yet.
         opens: handles open on it.
         refreshing: a look at its attributes is under way.
         view: what may be read of it without asking the engine; None where nothing may.
@@ -41,9 +72,10 @@ class Node:
     parsed: Version | None = None
     stale: bool = False
     keep_pages: bool = True
+    lost: bool = False
     opens: int = 0
     refreshing: bool = field(default=False, repr=False)
-    view: object | None = field(default=None, repr=False)
+    view: FileView | None = field(default=None, repr=False)
 
     def mark_stale(self) -> None:
         """The source has moved on from this version: nothing more is read of it."""
@@ -88,14 +120,23 @@ class NodeTable:
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes.values())
 
-    def seen(self, parent: Node, name: bytes, attributes: Attributes) -> tuple[Node, Node | None]:
+    def current(self, file: FileId) -> Node | None:
+        """The node of an inode, as it was last seen; None where nobody has looked at it."""
+        return self._nodes.get(file)
+
+    def seen(
+        self, parent: Node, name: bytes, attributes: Attributes, *, renamed: bool = False
+    ) -> tuple[Node, Node | None]:
         """A name was looked up and found to be this.
+
+        Args:
+            renamed: the name that the node had does not lead to it any more, which accounts for its ctime.
 
         Returns:
             its node, and the node whose place it took if the file's contents have changed.
         """
         node, replaced = self._nodes.get(attributes.file), None
-        if node is None or _is_another(node, attributes):
+        if node is None or _is_another(node, attributes, renamed=renamed):
             replaced = node
             node = Node(parent, name, attributes)
             self._nodes[attributes.file] = node
@@ -104,8 +145,8 @@ class NodeTable:
                 replaced.mark_stale()
         elif node.parent is not None:
             self._disown(node)
-            node.parent, node.name = parent, name
-            refresh(node, attributes)
+            refresh(node, attributes, renamed=renamed)
+            node.parent, node.name, node.lost = parent, name, False
         self._children[parent, name] = node
         return node, replaced
 
@@ -136,20 +177,23 @@ class NodeTable:
             del self._children[node.parent, node.name]
 
 
-def refresh(node: Node, attributes: Attributes) -> bool:
-    """Take in new attributes of a node; False if its contents have changed, which leaves it stale and as it was."""
-    if _is_another(node, attributes):
+def refresh(node: Node, attributes: Attributes, *, renamed: bool = False) -> bool:
+    """Take in new attributes of a node; False if its contents have changed, which leaves it stale and as it was.
+
+    Args:
+        renamed: its name does not lead to it any more, which accounts for its ctime.
+    """
+    if _is_another(node, attributes, renamed=renamed):
         node.mark_stale()
         return False
     if node.attributes.is_file and attributes.version != node.version:
         node.view = None
-        node.keep_pages = False  # the ctime alone: perhaps a chmod, perhaps a rewrite with the mtime set back
+        node.keep_pages = False  # a chmod hides a rewrite whose mtime was set back, if both came between two looks
+        node.lost |= renamed
     node.attributes = attributes
     return True
 
 
-def _is_another(node: Node, attributes: Attributes) -> bool:
-    known = node.attributes
-    if node.stale or known.is_file != attributes.is_file or known.is_directory != attributes.is_directory:
-        return True
-    return known.is_file and known.version.differs_in_contents(attributes.version)
+def _is_another(node: Node, attributes: Attributes, *, renamed: bool) -> bool:
+    what = change(node.attributes, attributes)
+    return node.stale or what is Change.CONTENTS or (what is Change.UNCLEAR and not renamed)

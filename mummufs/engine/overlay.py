@@ -13,71 +13,29 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVarTuple
 
 import trio
 
 from mummufs.core.stats import Counters
+from mummufs.engine.absent import ABSENT_ERRNOS, AbsentFile
 from mummufs.engine.catalog import Catalog
 from mummufs.engine.evictor import Evictor
-from mummufs.engine.nodes import Node, NodeTable, refresh
+from mummufs.engine.flight import MovedOnError
+from mummufs.engine.nodes import Change, Node, NodeTable, change, refresh
 from mummufs.engine.reader import Reader
 from mummufs.engine.threads import Pools
 from mummufs.source.base import Attributes, Entry, Source, SourceFile
 
 ATTRIBUTES_WAIT_S = 0.05
 """How long a look at an open file's attributes waits for the source before it is answered from memory."""
+READS_MAX = 16
+"""How often a read is tried while the file's ctime moves on under it."""
 
 log = logging.getLogger(__name__)
 
 Args = TypeVarTuple("Args")
-
-ABSENT_ERRNOS = frozenset(
-    (
-        *(errno.EIO, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED),
-        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ETIMEDOUT),
-    )
-)
-"""What a volume answers that is not there. ENOENT is not among them: that is a file that was deleted."""
-
-
-class AbsentFile:
-    """A file that could not be opened because its source is absent. It is opened once the source is back.
-
-    Until then only what is in the store can be read of it.
-    """
-
-    def __init__(self, source: Source, path: bytes, attributes: Attributes) -> None:
-        self._source = source
-        self._path = path
-        self._attributes = attributes
-        self._file: SourceFile | None = None
-
-    def read_into(self, buffer: memoryview, offset: int) -> int:
-        return self._opened().read_into(buffer, offset)
-
-    def attributes(self) -> Attributes:
-        try:
-            return self._opened().attributes()
-        except OSError as error:
-            if error.errno not in ABSENT_ERRNOS:
-                raise
-            return self._attributes
-
-    def fileno(self) -> int:
-        return self._opened().fileno()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def _opened(self) -> SourceFile:
-        if self._file is None:
-            file = self._source.open(self._path)
-            if file.attributes().file != self._attributes.file:
-                raise _stale()
-            self._file = file
-        return self._file
 
 
 @dataclass(eq=False)
@@ -150,19 +108,26 @@ class Overlay:
         """The node that a name in a directory stands for now."""
         path = _join(parent.path, name)
         try:
-            attributes = await self._pools.metadata.run(self._source.stat, path)
+            return await self.found(parent, name, await self._pools.metadata.run(self._source.stat, path))
         except OSError as error:
             known = self.nodes.child(parent, name)
             if known is None or not self._is_offline(error):
                 raise
             return known
-        return self.seen(parent, name, attributes)
 
-    def seen(self, parent: Node, name: bytes, attributes: Attributes) -> Node:
-        """The node of something that a listing has found."""
-        node, replaced = self.nodes.seen(parent, name, attributes)
+    async def found(self, parent: Node, name: bytes, attributes: Attributes) -> Node:
+        """The node of something that a look-up or a listing has found."""
+        renamed = False
+        with contextlib.suppress(FileNotFoundError):  # gone since: it was what it was
+            look = partial(self._source.stat, _join(parent.path, name))
+            attributes, renamed = await self._cleared_up(attributes, look)
+        known = self.nodes.current(attributes.file)
+        before = known.version if known is not None else None
+        node, replaced = self.nodes.seen(parent, name, attributes, renamed=renamed)
         if replaced is not None:
             self._gone_stale(replaced)
+        elif node.version != before:
+            self._find_table(node)
         return node
 
     async def attributes(self, node: Node) -> Attributes:
@@ -172,13 +137,14 @@ class Overlay:
             return node.attributes
         if file is None:
             try:
-                self._take_in(node, await self._pools.metadata.run(self._source.stat, node.path))
+                look = partial(self._source.stat, node.path)
+                await self._take_in(node, await self._pools.metadata.run(look), look)
             except OSError as error:
                 if not self._is_offline(error):
                     raise
             return node.attributes
         with trio.move_on_after(ATTRIBUTES_WAIT_S), contextlib.suppress(OSError):
-            self._take_in(node, await self._pools.metadata.run(_attributes_of, file, node))
+            await self._take_in(node, await self._pools.metadata.run(_attributes_of, file, node), file.attributes)
         return node.attributes
 
     async def entries(self, node: Node) -> list[Entry]:
@@ -224,7 +190,7 @@ class Overlay:
                 raise
             file = known or AbsentFile(self._source, node.path, node.attributes)
             attributes = node.attributes
-        self._take_in(node, attributes)
+        await self._take_in(node, attributes, file.attributes)
         if node.stale:
             raise _stale()
         current = self._files.get(node)
@@ -243,20 +209,35 @@ class Overlay:
                 raise
         return handle
 
-    async def read(self, handle: Handle, offset: int, size: int) -> bytes | bytearray:
+    async def read(self, handle: Handle, offset: int, size: int, *, avoid_store: bool = False) -> bytes | bytearray:
         """Bytes of the version that the handle was opened on; short only at its end of file.
+
+        Args:
+            avoid_store: have the source answer, whatever the store has.
 
         Raises:
             OSError: the source's own, or ESTALE where the file has changed.
         """
-        if self._catalog is not None and handle.node.ranges is None:
-            self._catalog.passed_through(handle.node, offset, size)
-        was_stale = handle.node.stale
+        node, look = handle.node, handle.file.attributes
+        for _ in range(READS_MAX):
+            with contextlib.suppress(MovedOnError):
+                return await self._read(handle, offset, size, avoid_store=avoid_store)
+            await self._take_in(node, await self._pools.metadata.run(look), look)
+            if node.stale:
+                break
+        self._counters.errors.stale += 1
+        raise _stale()
+
+    async def _read(self, handle: Handle, offset: int, size: int, *, avoid_store: bool) -> bytes | bytearray:
+        node = handle.node
+        if self._catalog is not None and node.ranges is None:
+            self._catalog.passed_through(node, offset, size)
+        was_stale = node.stale
         try:
-            return await self._reader.read(handle.node, handle.file, offset, size)
+            return await self._reader.read(node, handle.file, offset, size, avoid_store=avoid_store)
         finally:
-            if handle.node.stale and not was_stale:
-                self._gone_stale(handle.node)
+            if node.stale and not was_stale:
+                self._gone_stale(node)
 
     def close(self, handle: Handle) -> None:
         """Close a handle. The file is closed with its last reader, a fill perhaps."""
@@ -270,20 +251,49 @@ class Overlay:
     def noticed(self, file: SourceFile, attributes: Attributes) -> None:
         """Somebody who read an open file has seen that its attributes have changed."""
         for node in [node for node, known in self._files.items() if known is file]:
-            self._take_in(node, attributes)
+            if change(node.attributes, attributes) is not Change.UNCLEAR:  # else the next read finds out
+                self._move_on(node, attributes)
 
-    def _take_in(self, node: Node, attributes: Attributes) -> None:
+    async def _take_in(self, node: Node, attributes: Attributes, look: Callable[[], Attributes]) -> None:
+        """Take in what a look at a node has found."""
+        attributes, renamed = await self._cleared_up(attributes, look)
+        self._move_on(node, attributes, renamed=renamed)
+
+    async def _cleared_up(self, attributes: Attributes, look: Callable[[], Attributes]) -> tuple[Attributes, bool]:
+        """What a look has found, and whether its file was renamed, if that is what it takes to know what has changed.
+
+        The first look may have been older than what is known by now, so its attributes are not judged: `look` is
+        taken again, and as often as somebody else has taken in a change meanwhile.
+
+        Raises:
+            OSError: the look's own, or the source is absent.
+        """
+        while True:
+            node = self.nodes.current(attributes.file)
+            if node is None or node.stale or change(node.attributes, attributes) is not Change.UNCLEAR:
+                return attributes, False
+            known = node.version
+            attributes, elsewhere = await self._pools.metadata.run(_look_again, self._source, look, node.path)
+            if (node.file, node.version) == (attributes.file, known):
+                return attributes, elsewhere and not node.lost
+
+    def _move_on(self, node: Node, attributes: Attributes, *, renamed: bool = False) -> None:
         if attributes.file != node.file:
             if node is not self.nodes.root:
                 raise _stale()
             self.nodes.move_root(attributes)
         if node.stale:
             return
-        before, file = node.version, self._files.get(node)
-        if not refresh(node, attributes):
+        before = node.version
+        if not refresh(node, attributes, renamed=renamed):
             self._gone_stale(node)
-        elif node.version != before and file is not None and self._catalog is not None and self._nursery is not None:
-            # A chmod of a file that is open, for weeks perhaps: its handles need a table of this version too.
+        elif node.version != before:
+            self._find_table(node)
+
+    def _find_table(self, node: Node) -> None:
+        """Its ctime alone has changed. It may be open, for weeks perhaps: its handles need a table of this version."""
+        file = self._files.get(node)
+        if file is not None and self._catalog is not None and self._nursery is not None:
             self._nursery.start_soon(self._in_background, self._catalog.opened, node, file)
 
     def _is_offline(self, error: OSError) -> bool:
@@ -323,6 +333,17 @@ def _open(source: Source, path: bytes, known: SourceFile | None) -> tuple[Source
                 raise
     file = source.open(path)
     return file, file.attributes()
+
+
+def _look_again(source: Source, look: Callable[[], Attributes], path: bytes) -> tuple[Attributes, bool]:
+    """The attributes that a look finds now, and whether the file that it finds is not at that path any more."""
+    attributes = look()  # first: a rename after it accounts for nothing that it has found
+    try:
+        return attributes, attributes.nlink > 0 and source.stat(path).file != attributes.file
+    except OSError as error:
+        if error.errno in ABSENT_ERRNOS:
+            raise
+        return attributes, True
 
 
 def _entries(source: Source, path: bytes) -> list[Entry]:

@@ -11,10 +11,11 @@ A plan's segments become *parts*, each filled into its place in one buffer:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -28,10 +29,11 @@ from mummufs.core.plan import ReadPlan, Segment, SegmentKind, is_wanted
 from mummufs.core.ranges import ByteRange, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
-from mummufs.engine.flight import Flight, FlightFailedError, read_piece
+from mummufs.engine.flight import Flight, FlightFailedError, MovedOnError, read_piece
 from mummufs.engine.gate import StoreLateError
 from mummufs.engine.nodes import Node
 from mummufs.engine.resident import Resident
+from mummufs.engine.schedule import Schedule
 from mummufs.engine.threads import Pools
 from mummufs.source.base import SourceFile
 from mummufs.store.layout import charge_of
@@ -55,7 +57,7 @@ class _Part:
 class _Done(NamedTuple):
     """A read that has its bytes."""
 
-    data: bytearray
+    data: bytes | bytearray
     kinds: list[tuple[SegmentKind, int]]
 
 
@@ -73,15 +75,22 @@ class Reader:
         self._counters = counters
         self._cache = cache
         self._grazes = Grazes()
+        self._schedule = Schedule(pools) if cache is None else cache.filler.schedule
         self.scanning = cache is not None
         """Whether the store still has range files that the index does not know of: they are looked for by name."""
         self.reads_in_flight = 0
         self.bytes_in_flight = 0
 
-    async def read(self, node: Node, file: SourceFile, offset: int, size: int) -> bytes | bytearray:
+    async def read(
+        self, node: Node, file: SourceFile, offset: int, size: int, *, avoid_store: bool = False
+    ) -> bytes | bytearray:
         """The bytes `[offset, offset + size)` of a node's version, cut at its end of file.
 
+        Args:
+            avoid_store: have the source answer, whatever the store has.
+
         Raises:
+            MovedOnError: the file's ctime is another than the node's, and nothing else.
             OSError: the source failed, or ESTALE where the file is of another version by now.
         """
         if node.stale:
@@ -94,7 +103,9 @@ class Reader:
         self.reads_in_flight += 1
         self.bytes_in_flight += size
         try:
-            data, kinds = await self._read(node, file, version, offset, size)
+            data, kinds = await self._read(node, file, version, offset, size, None if avoid_store else self._cache)
+        except MovedOnError:
+            raise
         except OSError as error:
             if error.errno == errno.ESTALE:
                 self._counters.errors.stale += 1
@@ -110,9 +121,10 @@ class Reader:
         self._account(kinds, size)
         return data
 
-    async def _read(self, node: Node, file: SourceFile, version: Version, offset: int, size: int) -> _Done:
+    async def _read(
+        self, node: Node, file: SourceFile, version: Version, offset: int, size: int, cache: Cache | None
+    ) -> _Done:
         """The bytes, and the kinds that the segments turned out to be."""
-        cache = self._cache
         if cache is None:
             buffer = bytearray(size)
             await self._from_source(file, version, memoryview(buffer), offset)
@@ -127,8 +139,14 @@ class Reader:
                 return _Done(whole, [(SegmentKind.HIT, size)])
             parts[0].hit = None
             parts[0].segments = [parts[0].segments[0]._replace(kind=SegmentKind.MISS)]
-        buffer = bytearray(size)
         kinds: list[tuple[SegmentKind, int]] = []
+        if len(parts) == 1 and parts[0].flight is not None:
+            with contextlib.suppress(FlightFailedError):
+                brought = await parts[0].flight.wait_read(ByteRange(offset, size))
+                kinds += [(segment.kind, segment.size) for segment in parts[0].segments]
+                return _Done(bytes(brought), kinds)
+            parts[0].flight = None
+        buffer = bytearray(size)
         await _all([partial(self._run, cache, part, plan, file, memoryview(buffer), kinds) for part in parts])
         return _Done(buffer, kinds)
 
@@ -168,7 +186,7 @@ class Reader:
             return
         covered = request.contains(window)
         first = ByteRange(part.offset, part.end - part.offset)
-        flight = cache.filler.offer_nowait(key, plan.version, file, first, reads=not covered)
+        flight = cache.filler.offer_nowait(key, plan.version, file, first, reads=not covered, table=plan.table)
         if flight is None:
             return
         self._grazes.forget(key)
@@ -199,12 +217,12 @@ class Reader:
             kinds += [(segment.kind, segment.size) for segment in part.segments]
         if part.flight is not None:
             try:
-                await part.flight.wait_read(place, part.offset)
+                place[:] = await part.flight.wait_read(ByteRange(part.offset, len(place)))
                 return
             except FlightFailedError:
                 pass
         try:
-            await self._from_source(file, plan.version, place, part.offset)
+            await self._from_source(file, plan.version, place, part.offset, _along(cache, plan, part))
         except BaseException as error:
             for flight in part.gifts:
                 flight.end(error if isinstance(error, OSError) else OSError(errno.EIO, "the reader went away"))
@@ -228,7 +246,8 @@ class Reader:
             return None
         if isinstance(read, bool):
             return buffer if read else None
-        if cache.index.state(key) is State.RESIDENT:  # else it was evicted meanwhile, which is no fault
+        # Else it was evicted or restamped meanwhile, or is being restamped now, which is no fault.
+        if cache.index.version(key) == version and not cache.filler.has(key):
             self._counters.errors.store += 1
             self._counters.errors.corrupt += isinstance(read, RangeFileError)
             log.warning(
@@ -237,9 +256,11 @@ class Reader:
             cache.evictor.evict_nowait((key,))
         return None
 
-    async def _from_source(self, file: SourceFile, version: Version, place: memoryview, offset: int) -> None:
+    async def _from_source(
+        self, file: SourceFile, version: Version, place: memoryview, offset: int, along: Sequence[ByteRange] = ()
+    ) -> None:
         self._counters.source_reads.count += 1
-        await self._pools.source.run(read_piece, file, version, place, offset)
+        await self._schedule.read(read_piece, file, version, place, offset, along)
         self._counters.source_reads.bytes += len(place)
 
     async def _look_by_name(self, cache: Cache, plan: ReadPlan) -> bool:
@@ -266,6 +287,16 @@ class Reader:
         for kind, part in kinds:
             reads.segment(kind, part)
         reads.replied_bytes += size
+
+
+def _along(cache: Cache, plan: ReadPlan, part: _Part) -> list[ByteRange]:
+    """What disks are told before a part is read from the source: who grazes a window is likely to go on into it."""
+    missing = [segment for segment in part.segments if segment.kind is SegmentKind.MISS]
+    if plan.table is None or not missing:
+        return []
+    key = plan.key(missing[-1])
+    wanted = ByteRange(part.offset, key.offset + key.size - part.offset)
+    return cache.filler.along(key, wanted, plan.version, plan.table)
 
 
 def _read_stored(

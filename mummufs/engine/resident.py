@@ -15,13 +15,15 @@ from collections import OrderedDict
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from mummufs.core.ranges import RangeKey, Version
+from mummufs.core.manifest import RangeTable
+from mummufs.core.ranges import FileId, RangeKey, Version
+from mummufs.engine.views import FileView, OpenRanges
 from mummufs.store.osfs import FileState
 from mummufs.store.rangestore import RangeStore
 from mummufs.store.storedrange import StoredRange
 
-OPEN_MAX = 1024
-"""Range files kept open, where the limit of descriptors allows."""
+OPEN_MAX = 64 << 10
+"""Range files kept open, where the limit of descriptors allows: each has two, and takes some 3 KiB of memory."""
 
 
 class ResidentRange(NamedTuple):
@@ -38,9 +40,10 @@ class Resident:
         self._store = store
         self._open_max = open_max
         self._ranges: dict[RangeKey, ResidentRange] = {}
-        self._open: OrderedDict[ResidentRange, StoredRange] = OrderedDict()
+        self._open: OrderedDict[ResidentRange, tuple[StoredRange, OpenRanges]] = OrderedDict()
         self._in_use: WeakValueDictionary[ResidentRange, StoredRange] = WeakValueDictionary()
         self._proofs: dict[ResidentRange, FileState] = {}
+        self._files: WeakValueDictionary[tuple[FileId, Version], OpenRanges] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -61,8 +64,13 @@ class Resident:
         with self._lock:
             stored = self._in_use.pop(entry, None)
             self._proofs.pop(entry, None)
-            self._open.pop(entry, None)
+            self._let_go(entry)
         return stored
+
+    def view(self, file: FileId, version: Version, table: RangeTable) -> FileView:
+        """A view of a file's version, with the range files of it that are open."""
+        with self._lock:
+            return FileView(version, table, self._of(file, version))
 
     def acquire(self, key: RangeKey, version: Version) -> StoredRange | None:
         """The open file of a range, None if it is not resident. Blocks.
@@ -99,11 +107,28 @@ class Resident:
                 stored.believe(self._proofs.pop(entry, stored.proof))
             else:
                 stored = known
-            self._open[entry] = stored
+            ranges = self._of(entry.key.file, entry.version)
+            ranges[entry.key.offset, entry.key.size] = stored
+            self._open[entry] = (stored, ranges)
             self._open.move_to_end(entry)
             if len(self._open) > self._open_max:
-                old, let_go = self._open.popitem(last=False)
-                if let_go.proof is not None:
+                old = next(iter(self._open))
+                let_go = self._let_go(old)
+                if let_go is not None and let_go.proof is not None:
                     self._proofs[old] = let_go.proof
         del let_go  # closed outside the lock
         return stored
+
+    def _let_go(self, entry: ResidentRange) -> StoredRange | None:
+        """Keep this file open no longer, and show it in no view."""
+        stored, ranges = self._open.pop(entry, (None, None))
+        if ranges is not None:
+            ranges.pop((entry.key.offset, entry.key.size), None)
+        return stored
+
+    def _of(self, file: FileId, version: Version) -> OpenRanges:
+        """The open range files of a file's version. They live as long as one is open or a view shows them."""
+        ranges = self._files.get((file, version))
+        if ranges is None:
+            ranges = self._files[file, version] = OpenRanges()
+        return ranges

@@ -109,10 +109,12 @@ class Scrub:
                 await trio.sleep_until(begun + progress.bytes / rate_bytes_per_s)
             at = None
         finally:
-            progress.running = False
-            if sample is None:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + MARK_WAIT_S):
-                    await self._mark(at)
+            try:
+                if sample is None:
+                    with trio.CancelScope(shield=True, deadline=trio.current_time() + MARK_WAIT_S):
+                        await self._mark(at)
+            finally:
+                progress.running = False  # not before the mark is there: the next scrub may be asked to go on from it
             log.info(
                 "scrub: %d ranges, %d corrupt, %d different", progress.ranges, progress.corrupt, progress.different
             )

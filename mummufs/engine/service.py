@@ -13,6 +13,7 @@ from pathlib import Path
 
 import trio
 
+from mummufs.core.around import ReadAround
 from mummufs.core.index import CacheIndex
 from mummufs.core.policy import POLICIES
 from mummufs.core.ranges import RangeKey, Version
@@ -22,12 +23,14 @@ from mummufs.engine.catalog import Catalog, Parser
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.filler import Filler
 from mummufs.engine.gate import Gate
+from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Overlay
 from mummufs.engine.parse import ChildParser, child_environment, end_child
 from mummufs.engine.reader import Reader
 from mummufs.engine.resident import OPEN_MAX, Resident
 from mummufs.engine.scrub import Scrub
 from mummufs.engine.threads import Pools
+from mummufs.engine.views import HitReports
 from mummufs.source.base import Source
 from mummufs.store.layout import charge_of
 from mummufs.store.rangestore import RangeStore
@@ -59,6 +62,7 @@ class ServiceOptions:
         verify_always: prove a range file before every hit, not once a mount.
         manifest: a native manifest for the file that it names.
         open_max: range files kept open.
+        read_around: the source's disks spin: they are told what is likely to be read next.
     """
 
     source_reads: int
@@ -71,6 +75,7 @@ class ServiceOptions:
     verify_always: bool = False
     manifest: Path | None = None
     open_max: int = OPEN_MAX
+    read_around: bool = False
 
 
 class Service:
@@ -103,7 +108,11 @@ class Service:
         if store is not None:
             self.cache = self._make_cache(store, options, wall_ns)
             self.catalog = Catalog(
-                parser or ChildParser(source, self.pools, options.manifest), self.cache, self.pools, self.counters
+                parser or ChildParser(source, self.pools, options.manifest),
+                self.cache,
+                self.pools,
+                self.counters,
+                views=not options.verify_always,
             )
         self.scrub = None if self.cache is None else Scrub(source, self.cache, self.pools, self.counters)
         self.reader = Reader(self.pools, self.counters, self.cache, verify_always=options.verify_always)
@@ -137,6 +146,7 @@ class Service:
             settle_ns=int(options.settle_s * 1e9),
             reserve_bytes=options.reserve_bytes,
             wall_ns=wall_ns,
+            around=ReadAround() if options.read_around else None,
         )
         return Cache(index, resident, store, filler, evictor, gate)
 
@@ -155,6 +165,15 @@ class Service:
                 await nursery.start(self.catalog.run)
                 nursery.start_soon(self._take_stock)
             task_status.started()
+
+    @property
+    def reports(self) -> HitReports | None:
+        """Takes in what a backend has served by the views of nodes; None without a store."""
+        return None if self.cache is None else HitReports(self.cache.index, self.counters)
+
+    def has_no_ranges(self, node: Node) -> bool:
+        """Whether it is known that no read of a file can ever be served from the store."""
+        return self.cache is not None and node.parsed == node.version and not node.table
 
     async def drain(self) -> None:
         """Begin no more fills and give those that have their bytes DRAIN_S to be written."""

@@ -28,6 +28,14 @@ def suggested_reads(path: str, *, sys: Path = Path("/sys"), proc: Path = Path("/
     return READS_ROTATIONAL
 
 
+def spins(path: str, *, sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> bool:
+    """Whether the volume that `path` is on is known to have a member device that spins."""
+    devices = member_devices(path, sys=sys, proc=proc)
+    return any((device / "queue").exists() or (device / "partition").exists() for device in devices) and not all(
+        _is_solid(device, sys) for device in devices
+    )
+
+
 def member_devices(path: str, *, sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> list[Path]:
     """The block devices below the volume that `path` is on, as resolved /sys directories; none if not known."""
     device = os.stat(path).st_dev

@@ -87,10 +87,8 @@ class MemorySource:
     def chmod(self, path: bytes, mode: int) -> None:
         """Change the mode bits, and with them the ctime."""
         with self._lock:
-            self._clock_ns += 1_000_000_000
-            node = self._nodes[path]
+            node = self._touched(self._nodes[path])
             node.mode = stat.S_IFMT(node.mode) | mode
-            node.ctime_ns = self._clock_ns
 
     def symlink(self, path: bytes, target: bytes) -> None:
         """Create a symlink."""
@@ -100,22 +98,24 @@ class MemorySource:
     def remove(self, path: bytes) -> None:
         """Remove a name; open files stay readable."""
         with self._lock:
-            self._nodes.pop(path).nlink -= 1
+            node = self._touched(self._nodes.pop(path))
+            node.nlink -= 1
 
     def rename(self, old: bytes, new: bytes) -> None:
         """Give a file another name; open files stay what they are."""
         with self._lock:
-            self._nodes[new] = self._nodes.pop(old)
+            self._nodes[new] = self._touched(self._nodes.pop(old))
 
     def link(self, path: bytes, name: bytes) -> None:
         """Give a file a second name."""
         with self._lock:
-            node = self._nodes[name] = self._nodes[path]
+            node = self._nodes[name] = self._touched(self._nodes[path])
             node.nlink += 1
 
     def set_xattr(self, path: bytes, name: bytes, value: bytes) -> None:
         """Give a file an extended attribute."""
-        self._nodes[path].xattrs[name] = value
+        with self._lock:
+            self._touched(self._nodes[path]).xattrs[name] = value
 
     def hold_reads(self) -> None:
         """From now on reads wait until `release_reads`."""
@@ -183,6 +183,12 @@ class MemorySource:
         node = self._nodes.get(path)
         if node is None:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(path))
+        return node
+
+    def _touched(self, node: _Node) -> _Node:
+        """The node, its ctime that of now: what changes an inode moves it, whatever else it does."""
+        self._clock_ns += 1_000_000_000
+        node.ctime_ns = self._clock_ns
         return node
 
     def _new(self, mode: int, contents: bytes) -> _Node:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from mummufs.store.layout import DIR_MODE, FILE_MODE
 
-_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class FileState(NamedTuple):
@@ -33,6 +33,10 @@ class Os(Protocol):
         """Open for reading; neither follows a symlink nor waits on a fifo."""
         ...
 
+    def open_to_change(self, name: str) -> int:
+        """As `open`, for reading and writing."""
+        ...
+
     def create(self, name: str) -> int:
         """Create a file that was not there, for reading and writing, mode 0600 whatever the umask."""
         ...
@@ -43,6 +47,14 @@ class Os(Protocol):
 
     def read(self, fd: int, buffer: memoryview, offset: int) -> int:
         """Read once; the bytes read, 0 at end of file."""
+        ...
+
+    def open_direct(self, fd: int) -> int:
+        """Open the very file of a descriptor again, for reading past the page cache."""
+        ...
+
+    def splice(self, fd: int, pipe: int, size: int, offset: int) -> int:
+        """Move bytes from a file into a pipe once; the bytes moved, 0 at end of file. A full pipe is an error."""
         ...
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
@@ -86,7 +98,10 @@ class RealOs:
         self._root = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def open(self, name: str) -> int:
-        return os.open(name, _READ_FLAGS, dir_fd=self._root)
+        return os.open(name, os.O_RDONLY | _OPEN_FLAGS, dir_fd=self._root)
+
+    def open_to_change(self, name: str) -> int:
+        return os.open(name, os.O_RDWR | _OPEN_FLAGS, dir_fd=self._root)
 
     def create(self, name: str) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -107,6 +122,12 @@ class RealOs:
 
     def read(self, fd: int, buffer: memoryview, offset: int) -> int:
         return os.preadv(fd, [buffer], offset)
+
+    def open_direct(self, fd: int) -> int:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+
+    def splice(self, fd: int, pipe: int, size: int, offset: int) -> int:
+        return os.splice(fd, pipe, size, offset_src=offset, flags=os.SPLICE_F_NONBLOCK)
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         return os.pwrite(fd, data, offset)

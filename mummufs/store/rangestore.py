@@ -4,15 +4,15 @@ Theory of operation. A range file is written in this order: bytes, header (size 
 crash therefore leaves a temporary, which the next mount removes, or a name whose header tells whether its bytes are
 all there: file systems were seen to keep a renamed name with empty or zero contents when nothing was synced.
 
+Only a header is ever written a second time, by `restamp_range`.
+
 When an open range file is believed is in storedrange.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
-import os
 import threading
 from collections.abc import Callable
 
@@ -44,7 +44,7 @@ from mummufs.store.layout import (
     unpack_table,
 )
 from mummufs.store.osfs import Os
-from mummufs.store.storedrange import Closer, StoredRange, at_once
+from mummufs.store.storedrange import Closer, StoredRange, at_once, write_all
 
 TABLES_BYTES_MAX = 256 << 20
 """All table files together; the ones saved longest ago make room."""
@@ -120,6 +120,30 @@ class RangeStore:
             self._fs.mkdir(name)
         return self._write_named(tmp_name(digest_of(key), next(self._serial)), range_name(key), (data, header.pack()))
 
+    def restamp_range(self, key: RangeKey, old: Version, new: Version, data: memoryview) -> bool:
+        """Have the file of a range state another version, if by its checksum it holds just these bytes.
+
+        Its header alone is written, in place. A crash may leave the old header or the new one, and both are true, for
+        the bytes are those of both versions; a torn one does not have the checksum of its own, and the file is no
+        range file any more.
+
+        Returns:
+            whether that has been done; False, with nothing changed, where it holds other bytes or is no such file.
+
+        Raises:
+            OSError: it is not there (ENOENT), or which header it has now is not known.
+        """
+        fd = self._fs.open_to_change(range_name(key))
+        stored = StoredRange(self._fs, fd, key, old, self._closer)
+        try:
+            header = stored.check_header()
+        except RangeFileError:
+            return False
+        if header.checksum != xxh3_128(data).digest():
+            return False
+        stored.write_header(header._replace(version=new))
+        return True
+
     def remove_range(self, key: RangeKey) -> None:
         """Remove the file of a range; one that is gone already is fine, and so is a directory that is in its place."""
         self._remove(range_name(key))
@@ -172,7 +196,7 @@ class RangeStore:
         fd = self._fs.create(name)
         try:
             try:
-                self._write_all(fd, data, 0)
+                write_all(self._fs, fd, data, 0)
                 self._fs.sync(fd)
             finally:
                 self._fs.close(fd)
@@ -235,8 +259,8 @@ class RangeStore:
         body, header = parts
         fd = self._fs.create(tmp)
         try:
-            self._write_all(fd, body, len(header))
-            self._write_all(fd, memoryview(header), 0)
+            write_all(self._fs, fd, body, len(header))
+            write_all(self._fs, fd, memoryview(header), 0)
             self._fs.sync(fd)
             self._fs.rename(tmp, name)
         except BaseException:
@@ -246,14 +270,6 @@ class RangeStore:
                 self._fs.unlink(tmp)
             raise
         return fd
-
-    def _write_all(self, fd: int, data: memoryview, offset: int) -> None:
-        done = 0
-        while done < len(data):
-            n = self._fs.write(fd, data[done:], offset + done)
-            if n == 0:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            done += n
 
     def _remove(self, name: str) -> None:
         try:

@@ -9,6 +9,9 @@ answers.
 from __future__ import annotations
 
 import contextlib
+import errno
+import mmap
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -16,13 +19,17 @@ from functools import partial
 from xxhash import xxh3_128
 
 from mummufs.core.errors import RangeFileError
-from mummufs.core.ranges import RangeKey, Version
+from mummufs.core.ranges import PAGE_SIZE, RangeKey, Version
 from mummufs.store.layout import HEADER_BYTES, HEADER_USED_BYTES, RangeHeader
 from mummufs.store.osfs import FileState, Os
 
 PROVE_CHUNK_BYTES = 1 << 20
 PROVE_ATTEMPTS = 3
 """A file that somebody writes to while it is proved is tried again this often."""
+
+NO_DIRECT = -1
+PAGE_MASK = PAGE_SIZE - 1
+_of_thread = threading.local()
 
 Closer = Callable[[Callable[[], None]], None]
 
@@ -38,22 +45,45 @@ class _Descriptor:
         self._fs = fs
         self._closer = closer
         self.fd = fd
+        self.direct: int | None = None
+        """A second descriptor of the same file, past the page cache: its bytes are kept once, by whoever asked for
+        them. None until it is proved, NO_DIRECT where the file system has none."""
         self.on_close: Callable[[], None] | None = None
 
     def __del__(self) -> None:
-        self._closer(partial(_close, self._fs, self.fd, self.on_close))
+        fds = [self.fd] if self.direct in (None, NO_DIRECT) else [self.fd, self.direct]
+        self._closer(partial(_close, self._fs, fds, self.on_close))
 
 
-def _close(fs: Os, fd: int, then: Callable[[], None] | None) -> None:
-    with contextlib.suppress(OSError):  # the descriptor is gone even so, and its owner has to hear of it
-        fs.close(fd)
+def _close(fs: Os, fds: list[int], then: Callable[[], None] | None) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):  # the descriptor is gone even so, and its owner has to hear of it
+            fs.close(fd)
     if then is not None:
         then()
+
+
+def scratch() -> memoryview:
+    """A buffer of this thread, PROVE_CHUNK_BYTES long, that begins on a page."""
+    buffer: memoryview | None = getattr(_of_thread, "buffer", None)
+    if buffer is None:
+        buffer = _of_thread.buffer = memoryview(mmap.mmap(-1, PROVE_CHUNK_BYTES))
+    return buffer
 
 
 def at_once(call: Callable[[], None]) -> None:
     """Close here and now."""
     call()
+
+
+def write_all(fs: Os, fd: int, data: memoryview, offset: int) -> None:
+    """Write it to the last byte."""
+    done = 0
+    while done < len(data):
+        n = fs.write(fd, data[done:], offset + done)
+        if n == 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        done += n
 
 
 class StoredRange:
@@ -66,6 +96,18 @@ class StoredRange:
         self.version = version
         self._proved: FileState | None = None
         self._proving = threading.Lock()
+
+    def restamped(self, version: Version) -> None:
+        """The header states this version from now on. A read under way goes on: its bytes are those of both."""
+        self.version = version
+
+    def write_header(self, header: RangeHeader) -> None:
+        """Put another header in the place of the one that is there, and wait until it is on the disk.
+
+        The file must have been opened to be changed. On an error its header is the old one, the new one, or none.
+        """
+        write_all(self._fs, self._descriptor.fd, memoryview(header.pack())[:HEADER_USED_BYTES], 0)
+        self._fs.sync(self._descriptor.fd)
 
     def when_closed(self, call: Callable[[], None]) -> None:
         """Have this called once the file is closed, by whichever thread held the last reference."""
@@ -86,6 +128,35 @@ class StoredRange:
                 return
         raise RangeFileError("somebody keeps writing to it")
 
+    def splice_proved(self, pipe: int, offset: int, size: int) -> bool:
+        """Move bytes from `offset` into the window into a pipe, as far as they are proved.
+
+        The pipe has room for them. Nothing is waited for but the disk.
+
+        Returns:
+            whether all of them are in the pipe, of a file that is as it was proved. If not, some may be.
+
+        Raises:
+            OSError: they cannot be read; some may be in the pipe.
+        """
+        fs, descriptor = self._fs, self._descriptor
+        fd = descriptor.direct
+        if self._proved is None or fd is None:
+            return False
+        if fd == NO_DIRECT or offset & PAGE_MASK:
+            fd, ask = descriptor.fd, size
+        else:
+            ask = (size + PAGE_MASK) & ~PAGE_MASK  # beyond the end of the file there is nothing to get
+        at, left = HEADER_BYTES + offset, size
+        while left > 0:
+            n = fs.splice(fd, pipe, ask, at)
+            if n == 0:
+                return False
+            at += n
+            ask -= n
+            left -= n
+        return left == 0 and fs.state(descriptor.fd) == self._proved
+
     @property
     def proof(self) -> FileState | None:
         """The state in which the file was proved, for `believe` when it is opened again."""
@@ -103,6 +174,7 @@ class StoredRange:
             OSError: it cannot be read.
         """
         with self._proving:
+            self._open_direct()
             for _ in range(PROVE_ATTEMPTS):
                 state = self._fs.state(self._descriptor.fd)
                 if state == self._proved:
@@ -134,15 +206,27 @@ class StoredRange:
         self._check_state(state)
         header = self.check_header()
         hasher = xxh3_128()
-        buffer = memoryview(bytearray(min(PROVE_CHUNK_BYTES, self.key.size)))
+        direct = self._descriptor.direct
+        fd = self._descriptor.fd if direct in (None, NO_DIRECT) else direct
+        chunk = scratch()
         done = 0
         while done < self.key.size:
-            piece = buffer[: self.key.size - done]
-            self._read_all(piece, HEADER_BYTES + done)
-            hasher.update(piece)
-            done += len(piece)
+            if done & PAGE_MASK:  # a short read in the middle: what follows is no whole page any more
+                fd = self._descriptor.fd
+            n = self._fs.read(fd, chunk, HEADER_BYTES + done)
+            if n == 0:
+                raise RangeFileError(f"it ends at {HEADER_BYTES + done} bytes")
+            hasher.update(chunk[: min(n, self.key.size - done)])
+            done += n
         if hasher.digest() != header.checksum:
             raise RangeFileError("its bytes do not have the checksum that its header states")
+
+    def _open_direct(self) -> None:
+        if self._descriptor.direct is None:
+            try:
+                self._descriptor.direct = self._fs.open_direct(self._descriptor.fd)
+            except OSError:  # a file system without: its page cache will do
+                self._descriptor.direct = NO_DIRECT
 
     def _check_state(self, state: FileState) -> None:
         if not state.regular:

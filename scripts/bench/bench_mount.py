@@ -2,40 +2,107 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import sys
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import click
 
-from scripts.bench.benchlib import COMMAND_TIMEOUT_S, drop_caches, is_mounted, run, signals_wait
+from mummufs import control
+from mummufs.core.errors import MummufsError
+from mummufs.options import OWN_FLAGS, OWN_OPTIONS
+from scripts.bench.benchlib import (
+    COMMAND_TIMEOUT_S,
+    drop_caches,
+    end_process,
+    is_mounted,
+    process_subject,
+    run,
+    signals_wait,
+)
 from scripts.bench.launch import REPOSITORY
+from scripts.bench.loads import read_through
 
 WARM_PASSES_MAX = 8
+NOT_COUNTED = frozenset({"gauges", "store", "options", "backend", "uptime_s", "pid", "schema"})
+"""What in a status says how things are, not what has been done."""
+
 FILL_TIMEOUT_S = 300.0
 KNOWN_TIMEOUT_S = 60.0
 POLL_S = 0.05
-COPY_BYTES = 8 << 20
 PAGE_BYTES = 4096
+STORE_MARGIN_BYTES = 256 << 20
+
+
+def is_known(option: str) -> bool:
+    """Whether this version of mummufs has a `-o` option. Only its name is looked at."""
+    name = option.partition("=")[0]
+    return name in OWN_OPTIONS or name in OWN_FLAGS
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a mount's daemon has done so far.
+
+    Attributes:
+        cpu_s: user and system time of the daemon.
+        counters: every number in its status that counts, by "section.name"; not the gauges.
+    """
+
+    cpu_s: float
+    counters: dict[str, float]
+
+    def since(self, before: Use) -> Use:
+        """What was added."""
+        changes = {key: value - before.counters.get(key, 0) for key, value in self.counters.items()}
+        return Use(self.cpu_s - before.cpu_s, {key: value for key, value in changes.items() if value})
+
+    @property
+    def lane_hit_bytes(self) -> int:
+        """Bytes that the fast lane has answered."""
+        return int(self.counters.get("lane.hit_bytes", 0))
+
+    @property
+    def pushed_bytes(self) -> int:
+        """Bytes put into the kernel's page cache before they were asked for."""
+        return int(sum(value for key, value in self.counters.items() if key.endswith("pushed_bytes")))
+
+    @property
+    def slow_bytes(self) -> int:
+        """Bytes that did not come from the store."""
+        return int(sum(self.counters.get(f"reads.{kind}_bytes", 0) for kind in ("miss", "bypass")))
+
+    @property
+    def reached(self) -> bool:
+        """Whether any read reached mummufs."""
+        return any(key.startswith(("reads.", "lane.", "push.")) for key in self.counters)
 
 
 class BenchMount:
     """`source` mounted at `mountpoint` with a store; ended on leaving the context."""
 
-    def __init__(self, source: Path, mountpoint: Path, store: Path, store_bytes: int) -> None:
+    def __init__(
+        self, source: Path, mountpoint: Path, store: Path, store_bytes: int, options: Iterable[str] = ()
+    ) -> None:
         """Mount it. Raises ClickException in mummufs' own words if it cannot."""
         self.mountpoint = mountpoint
+        self._process = ""
         mountpoint.mkdir(exist_ok=True)
         store.mkdir(exist_ok=True)
+        wanted = [word for option in ("settle=0", *options) for word in ("-o", option)]
+        self.command = ["mummufs", "mount", str(source), str(mountpoint), "--store", str(store)]
+        self.command += ["--store-size", str(store_bytes), *wanted]
         try:
-            options = ["--store", str(store), "--store-size", str(store_bytes), "-o", "settle=0"]
             with signals_wait():  # a mount command that is killed may leave a daemon that mounts later
-                _mummufs("mount", str(source), str(mountpoint), *options)
+                _mummufs(*self.command[1:])
+            self.pid = int(self.status()["pid"])
+            self._process = process_subject(self.pid)
         except BaseException:
             self.close()
             raise
@@ -49,24 +116,30 @@ class BenchMount:
         self.close()
 
     def close(self) -> None:
-        """Unmount, lazily if it is in use."""
+        """Unmount; by force if it is in use or does not end, so that what lies below it can be taken down."""
         if is_mounted(self.mountpoint):
             try:
                 _mummufs("umount", str(self.mountpoint))
             except click.ClickException as error:
-                click.echo(f"{error.message}; detaching it", err=True)
-                run("umount", "-l", self.mountpoint)
+                click.echo(f"{error.message}; ending it by force", err=True)
+                if is_mounted(self.mountpoint):
+                    run("umount", "-l", self.mountpoint)
+                if self._process:
+                    end_process(self._process)
         self.mountpoint.rmdir()
 
     def status(self) -> dict[str, Any]:
-        """`mummufs status --json`."""
-        status: dict[str, Any] = json.loads(_mummufs("status", str(self.mountpoint), "--json"))
-        return status
+        """What `mummufs status --json` prints."""
+        try:
+            return dict(control.request(self.mountpoint, "status"))
+        except MummufsError as error:
+            raise click.ClickException(f"the mount does not give its status: {error}") from None
 
-    def reads(self) -> dict[str, int]:
-        """The read counters."""
-        counters: dict[str, int] = self.status()["reads"]
-        return counters
+    def use(self) -> Use:
+        """What the daemon has done so far."""
+        return Use(
+            cpu_seconds(self.pid), dict(_numbers({k: v for k, v in self.status().items() if k not in NOT_COUNTED}))
+        )
 
     def wait_filled(self) -> None:
         """Wait until nothing is being filled. Raises ClickException if that takes too long."""
@@ -84,8 +157,8 @@ class BenchMount:
         try:
             while True:
                 os.preadv(descriptor, [buffer], 0)
-                reads = self.reads()
-                if reads["misses"] or reads["hits"]:
+                counters = self.use().counters
+                if any(counters.get(key) for key in ("reads.misses", "reads.hits", "lane.hits")):
                     break
                 if time.monotonic() > end:
                     raise click.ClickException(f"mummufs did not recognise the ranges of {name}")
@@ -95,19 +168,45 @@ class BenchMount:
             buffer.close()
         self.wait_filled()
 
+    def wait_parsed(self, name: str) -> None:
+        """Open the file once, and wait until its ranges, or that it has none, are known."""
+        (self.mountpoint / name).open("rb").close()
+        end = time.monotonic() + KNOWN_TIMEOUT_S
+        while True:
+            gauges = self.status()["gauges"]
+            if gauges["parsed"] and not gauges["parsing"]:
+                return
+            if time.monotonic() > end:
+                raise click.ClickException(f"mummufs did not look for the ranges of {name}")
+            time.sleep(POLL_S)
+
     def warm(self, name: str) -> None:
         """Read the whole file until all of it comes from the store."""
         for _ in range(WARM_PASSES_MAX):
-            before = self.reads()
+            before = self.use()
             drop_caches()
-            with (self.mountpoint / name).open("rb", buffering=0) as file:
-                while file.read(COPY_BYTES):
-                    pass
+            try:
+                read_through(self.mountpoint / name)
+            except OSError as error:
+                raise click.ClickException(f"{name} could not be read through the mount: {error.strerror}") from None
             self.wait_filled()
-            after = self.reads()
-            if all(after[key] == before[key] for key in ("miss_bytes", "bypass_bytes")):
+            if not self.use().since(before).slow_bytes:
                 return
         raise click.ClickException(f"after {WARM_PASSES_MAX} passes {name} still does not come from the store whole")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and all its threads, those that have ended included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _numbers(status: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:
+    for key, value in status.items():
+        if isinstance(value, dict):
+            yield from _numbers(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{key}", value
 
 
 def _mummufs(*arguments: str) -> str:

@@ -221,7 +221,13 @@ def _start_ticks(pid: int) -> str | None:
     return None if fields[0] == "Z" else fields[19]
 
 
-def _end_process(subject: str) -> None:
+def process_subject(pid: int) -> str:
+    """A process by its pid and when it started, which names it for good."""
+    return f"{pid} {_start_ticks(pid)}"
+
+
+def end_process(subject: str) -> None:
+    """End the process of that name, by force if it does not go; nothing if it is gone."""
     pid, _, ticks = subject.partition(" ")
 
     def running() -> bool:
@@ -242,7 +248,7 @@ _UNDO: dict[str, Callable[[str], None]] = {
     "detach": _detach,
     "rmdir": _rmdir,
     "unlink": _unlink,
-    "process": _end_process,
+    "process": end_process,
 }
 
 
@@ -291,7 +297,7 @@ def spawn_mount(command: Sequence[str | os.PathLike[str]], mountpoint: Path, log
             stderr=output,
             start_new_session=True,
         )
-        undo.add("process", f"{process.pid} {_start_ticks(process.pid)}")
+        undo.add("process", process_subject(process.pid))
     undo.add("umount", mountpoint)
     wait_until(lambda: is_mounted(mountpoint) or process.poll() is not None, f"{mountpoint}", START_TIMEOUT_S)
     if process.poll() is not None:

@@ -17,7 +17,7 @@ import mummufs
 from mummufs import launch
 from mummufs.config import PASS_THROUGH_NOTE, MountConfig, daemon_arguments
 from mummufs.core.errors import MummufsError, UsageError
-from mummufs.launch import child_environment, clear_dead_mount, mount_in_background, start_daemon
+from mummufs.launch import child_environment, clear_dead_mount, mount_in_background, prepare, start_daemon
 from mummufs.mountinfo import MountEntry
 
 FD = "import os, signal, sys; fd = int(sys.argv[sys.argv.index('--ready-fd') + 1]);"
@@ -120,8 +120,24 @@ def test_with_a_log_file_the_output_goes_there(config: MountConfig, tmp_path: Pa
     with pytest.raises(MummufsError, match=f"; see '{log}'$"):
         start_daemon(program("print('said', flush=True); sys.exit(1)"), replace(config, log_file=log), {})
     assert log.read_text() == "earlier\nsaid\n"
-    with pytest.raises(UsageError, match=r"the log file .* cannot be written: No such file"):
+    with pytest.raises(UsageError, match=r"the log file .* cannot be opened: No such file"):
         start_daemon(program(""), replace(config, log_file=tmp_path / "absent" / "log"), {})
+
+
+def test_the_log_begins_before_the_daemon(config: MountConfig, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert prepare(replace(config, log_file=log, log_level="error")) == [PASS_THROUGH_NOTE]
+    assert log.read_text().endswith(f" INFO mummufs: mounting {config.source} at {config.mountpoint}\n")
+    assert log.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(UsageError, match=r"the log file .* cannot be opened: No such file"):
+        prepare(replace(config, log_file=tmp_path / "absent" / "log"))
+
+
+def test_a_log_that_cannot_be_written_is_told(config: MountConfig) -> None:
+    assert prepare(replace(config, log_file=Path("/dev/full"))) == [
+        "the log file '/dev/full' cannot be written now, so log lines are lost: No space left on device",
+        PASS_THROUGH_NOTE,
+    ]
 
 
 @pytest.mark.parametrize("message", ["nonsense", "[1]", '{"no": 1}', "3"])

@@ -16,6 +16,7 @@ from mummufs.mountinfo import (
     MountEntry,
     holders,
     is_dead,
+    is_stopped,
     mount_at,
     parse_mountinfo,
     probe,
@@ -180,6 +181,30 @@ def test_a_file_on_a_detached_mount_is_found_by_the_mount_s_id(tmp_path: Path) -
     assert holders((0, 99), mount_ids=[999991], proc=proc.root) == []
 
 
+def test_a_file_system_with_the_device_number_of_one_that_has_gone_is_another(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    proc.process("self", 1, UNMOUNTED)
+    proc.process("10", 2, MOUNTED % (999991, b"/m"), "7f00-7f01 r--s 00000000 00:63 5   /m/model\n", fds={4: 999991})
+    assert [h.use for h in holders((0, 99), source="/slow", proc=proc.root)] == ["mapped file", "open file"]
+    assert holders((0, 99), source="/gone", mount_ids=[999991], proc=proc.root) == []
+
+
+def test_a_root_is_known_by_what_it_is(tmp_path: Path) -> None:
+    """Not by its path, which may lie outside of what this process sees."""
+    proc = FakeProc(tmp_path / "proc")
+    proc.process("self", 1, UNMOUNTED)
+    for name, root, at in (
+        ("10", "/", b"/a"),
+        ("11", "/.", b"/a"),
+        ("12", tmp_path, b"/b"),
+        ("13", f"{tmp_path}/.", b"/b"),
+    ):
+        proc.process(name, 2, MOUNTED % (999991, at))
+        (proc.root / name / "root").unlink()
+        (proc.root / name / "root").symlink_to(root)
+    assert [(h.pid, h.path) for h in holders((0, 99), proc=proc.root)] == [(10, "/a"), (12, "/b")]
+
+
 def test_a_process_that_may_not_be_looked_at_is_left_out(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path / "proc")
     proc.process("self", 1, UNMOUNTED)
@@ -200,6 +225,7 @@ def test_a_live_process_is_found(tmp_path: Path, how: str) -> None:
         [sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # not an open file on the same mount, as what collects the test's output may be
         cwd=tmp_path if how == "working directory" else "/proc",
         pass_fds=[opened.fileno()] if opened else [],
     )
@@ -213,6 +239,17 @@ def test_a_live_process_is_found(tmp_path: Path, how: str) -> None:
         child.communicate()
         if opened:
             opened.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "stopped"),
+    [("7 (x) T 1 2", True), ("7 (x) t 1 2", True), ("7 (x) S 1 2", False), ("7 (a ) T b) S 1 2", False), ("", False)],
+)
+def test_a_stopped_process_is_known(tmp_path: Path, line: str, stopped: bool) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text(line)
+    assert is_stopped(7, tmp_path) is stopped
+    assert not is_stopped(8, tmp_path)
 
 
 def test_a_long_command_line_is_cut(tmp_path: Path) -> None:

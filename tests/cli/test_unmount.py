@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +43,10 @@ class Machine:
             assert self.daemon.stdin is not None
             self.daemon.stdin.close()
 
-    def find(self, device: tuple[int, int], *, mount_ids: set[int], skip_pids: set[int]) -> list[Holder]:
+    def find(
+        self, device: tuple[int, int], *, mount_ids: set[int], skip_pids: set[int], source: str = ENTRY.source
+    ) -> list[Holder]:
+        assert source == ENTRY.source
         self.asked.append((device, mount_ids, skip_pids))
         return self.holders
 
@@ -117,6 +122,13 @@ def test_a_bind_mount_in_sight_is_named(machine: Machine) -> None:
     assert ended.note is not None and "it is also mounted at '/bind'" in ended.note
 
 
+def test_a_new_mount_with_the_same_device_number_is_another(machine: Machine) -> None:
+    """The kernel gives the number of a file system that has gone to the next one."""
+    machine.entries.append(ENTRY._replace(mount_id=8, mountpoint="/new", source="/other"))
+    ended = end_mount(MOUNTPOINT, None, lazy=False)
+    assert ended == Ended(MOUNTPOINT, None, gone=True)
+
+
 def test_a_daemon_that_stays_for_no_known_reason_is_told(machine: Machine) -> None:
     pid = machine.start_daemon()
     assert machine.daemon is not None
@@ -127,6 +139,27 @@ def test_a_daemon_that_stays_for_no_known_reason_is_told(machine: Machine) -> No
         machine.daemon = daemon
         machine.end()
     assert ended.note is not None and "nothing that may be looked at holds it" in ended.note
+    assert "holder" not in ended.note
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_daemon_that_is_stopped_is_not_waited_for(machine: Machine, held: bool) -> None:
+    machine.holders = [READER] if held else []
+    pid = machine.start_daemon()
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        os.waitpid(pid, os.WUNTRACED)  # until it has stopped
+        ended = end_mount(MOUNTPOINT, pid, lazy=False, wait_s=60)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        machine.end()
+    then = (
+        "; after that it lives until the last holder lets go: held by pid 12 (llama-server -m x), open file /m p/x.gguf"
+    )
+    assert ended.note == (
+        f"'/m p' is unmounted, but its daemon (pid {pid}) is stopped, so it cannot end:"
+        f" let it go on with `kill -CONT {pid}`{then if held else ''}"
+    )
 
 
 def test_only_mounts_of_mummufs_are_ended(machine: Machine) -> None:

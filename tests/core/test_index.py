@@ -27,6 +27,9 @@ from mummufs.core.ranges import PAGE_SIZE, FileId, RangeKey, Version
 
 BUDGET = 24 * PAGE_SIZE
 OLD, NEW = Version(1 << 20, 1, 1), Version(1 << 20, 2, 2)
+MOVED = Version(1 << 20, 1, 3)
+"""OLD after a chmod."""
+VERSIONS = [OLD, NEW, MOVED]
 
 
 def _key(i: int, pages: int = 3) -> RangeKey:
@@ -89,6 +92,9 @@ class IndexMachine(RuleBasedStateMachine):
         if known is not None and known.state is State.EVICTING:
             assert plan == FillPlan(Decision.ROOM)
             return
+        if known is not None and stale and {known.version, version} == {OLD, MOVED}:
+            assert plan == FillPlan(Decision.SUSPENDED)
+            return
         if known is not None and not stale:
             assert plan == FillPlan(Decision.PRESENT)
             return
@@ -110,7 +116,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ the calls
 
-    @rule(key=st.sampled_from(KEYS), version=st.sampled_from([OLD, NEW]))
+    @rule(key=st.sampled_from(KEYS), version=st.sampled_from(VERSIONS))
     def fill(self, key: RangeKey, version: Version) -> None:
         plan = self.index.plan_fill(key, _charge(key), version)
         self.check_plan(key, version, plan)
@@ -143,10 +149,17 @@ class IndexMachine(RuleBasedStateMachine):
         date = self.policy.date(self.dates.get(key, (COLD, 0))[0], min(1.0, size / key.size), self.touches)
         self.dates[key] = date, self.touches
 
-    @rule(key=st.sampled_from(KEYS), version=st.sampled_from([OLD, NEW]))
+    @rule(key=st.sampled_from(KEYS), version=st.sampled_from(VERSIONS))
     def restore(self, key: RangeKey, version: Version) -> None:
         assert self.index.restore(key, _charge(key), version) == (key not in self.known)
         self.known.setdefault(key, _Known(State.RESIDENT, _charge(key), version))
+
+    @precondition(lambda self: self.in_state(State.RESIDENT))
+    @rule(data=st.data(), version=st.sampled_from(VERSIONS))
+    def restamp(self, data: st.DataObject, version: Version) -> None:
+        key = data.draw(st.sampled_from(self.in_state(State.RESIDENT)))
+        self.index.restamp(key, version)
+        self.known[key].version = version
 
     @rule(pages=st.integers(0, 6))
     def set_overhead(self, pages: int) -> None:
@@ -202,8 +215,9 @@ class IndexMachine(RuleBasedStateMachine):
         for key in KEYS:
             known = self.known.get(key)
             assert self.index.state(key) is (known.state if known else State.ABSENT)
-            served = known is not None and known.state is State.RESIDENT
-            assert self.index.is_resident(key, OLD) == (served and known is not None and known.version == OLD)
+            served = known.version if known is not None and known.state is State.RESIDENT else None
+            for version in VERSIONS:
+                assert self.index.is_resident(key, version) == (served == version)
 
 
 class LruIndexMachine(IndexMachine):
@@ -228,6 +242,7 @@ def _send(index: CacheIndex, event: Event, key: RangeKey, charge: int = PAGE_SIZ
         Event.COMMIT_FILL: lambda: index.commit_fill(key),
         Event.ABORT_FILL: lambda: index.abort_fill(key),
         Event.RESTORE: lambda: index.restore(key, charge, OLD),
+        Event.RESTAMP: lambda: index.restamp(key, NEW),
         Event.BEGIN_EVICT: lambda: index.begin_evict(key),
         Event.FINISH_EVICT: lambda: index.finish_evict(key),
     }

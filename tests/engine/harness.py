@@ -31,8 +31,9 @@ from mummufs.engine.threads import Pool
 from mummufs.source.base import Source, SourceFile
 from mummufs.source.memory import MemorySource
 from mummufs.store.layout import RANGES_DIR, TMP_DIR, charge_of, range_name
-from mummufs.store.osfs import FileState, Os, RealOs
+from mummufs.store.osfs import Os, RealOs
 from mummufs.store.rangestore import RangeStore
+from tests.support.watched_os import WatchedOs
 
 KIB = 1 << 10
 PAGE = 4096
@@ -85,14 +86,11 @@ class FakeParser:
         return self.tables.get(path)
 
 
-class FaultyOs:
-    """The real calls, logged by name. Those fail of which `fails`, told the name and the number from 1, says so.
-
-    A close that fails has closed the file all the same, as close(2) has.
-    """
+class FaultyOs(WatchedOs):
+    """The real calls, logged by name. Those fail of which `fails`, told the name and the number from 1, says so."""
 
     def __init__(self, directory: Path, fails: Callable[[str, int], bool] = lambda *_: False) -> None:
-        self._real: Os = RealOs(directory)
+        super().__init__(directory)
         self.log: list[str] = []
         self.fails = fails
 
@@ -100,61 +98,6 @@ class FaultyOs:
         self.log.append(name)
         if self.fails(name, len(self.log)):
             raise OSError(errno.EIO, f"call {len(self.log)} ({name}) fails for the test")
-
-    def open(self, name: str) -> int:
-        self._call("open")
-        return self._real.open(name)
-
-    def create(self, name: str) -> int:
-        self._call("create")
-        return self._real.create(name)
-
-    def close(self, fd: int) -> None:
-        self._real.close(fd)
-        self._call("close")
-
-    def state(self, fd: int) -> FileState:
-        self._call("state")
-        return self._real.state(fd)
-
-    def read(self, fd: int, buffer: memoryview, offset: int) -> int:
-        self._call("read")
-        return self._real.read(fd, buffer, offset)
-
-    def write(self, fd: int, data: memoryview, offset: int) -> int:
-        self._call("write")
-        return self._real.write(fd, data, offset)
-
-    def sync(self, fd: int) -> None:
-        self._call("sync")
-        self._real.sync(fd)
-
-    def rename(self, old: str, new: str) -> None:
-        self._call("rename")
-        self._real.rename(old, new)
-
-    def unlink(self, name: str) -> None:
-        self._call("unlink")
-        self._real.unlink(name)
-
-    def mkdir(self, name: str) -> None:
-        self._call("mkdir")
-        self._real.mkdir(name)
-
-    def names(self, name: str) -> list[str]:
-        self._call("names")
-        return self._real.names(name)
-
-    def free_bytes(self) -> int:
-        self._call("free_bytes")
-        return self._real.free_bytes()
-
-    def total_bytes(self) -> int:
-        self._call("total_bytes")
-        return self._real.total_bytes()
-
-    def revive(self) -> bool:
-        return self._real.revive()
 
 
 class _Changes:
@@ -314,6 +257,8 @@ class Engine:
         reader, filler, statistics = self.service.reader, self.cache.filler, self.index.statistics()
         assert (reader.reads_in_flight, reader.bytes_in_flight) == (0, 0)
         assert (filler.flights, filler.in_flight_bytes) == (0, 0)
+        schedule = filler.schedule
+        assert (schedule.foreground, schedule.background, schedule.waiting) == (0, 0, 0)
         assert (statistics.filling, statistics.filling_bytes, statistics.evicting) == (0, 0, evicting)
         assert not any(pool.waiting for pool in self._pools())
         assert statistics.used_bytes == sum(e.charge for e in self.index._entries.values())
@@ -341,6 +286,7 @@ async def engine(
     open_max: int = 64,
     settle_s: float = 0.0,
     wall_ns: Callable[[], int] = lambda: WALL_NS,
+    read_around: bool = False,
     scan: bool = False,
     hold_scan: bool = False,
 ) -> AsyncIterator[Engine]:
@@ -348,10 +294,16 @@ async def engine(
 
     Args:
         parser: None for the real one, in a child process.
+        read_around: the source is told what is likely to be read next.
         scan: look for what an earlier engine has left in the store; `hold_scan`: not before `scan_gate` is set.
     """
     options = ServiceOptions(
-        source_reads=source_reads, budget_bytes=budget_bytes, settle_s=settle_s, policy=policy, open_max=open_max
+        source_reads=source_reads,
+        budget_bytes=budget_bytes,
+        settle_s=settle_s,
+        policy=policy,
+        open_max=open_max,
+        read_around=read_around,
     )
     store = RangeStore(fs or RealOs(store_dir))
     service = _WatchedService(

@@ -139,7 +139,7 @@ def test_a_pass_reads_every_byte_that_was_not_given_once(
 
     source = MemorySource({b"f": b""})
     file: MemoryFile = source.open(b"f")
-    flight = Flight(RangeKey(FileId(1, 2), base, size), Version(1, 2, 3), file, inside(first))
+    flight = Flight([RangeKey(FileId(1, 2), base, size)], Version(1, 2, 3), file, inside(first))
     covered: list[tuple[int, int]] = []
     for part in map(inside, given_parts):
         flight.arrived(part)

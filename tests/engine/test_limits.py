@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from mummufs.core.index import State
-from mummufs.engine import filler
+from mummufs.engine import filler, landing
 from mummufs.source.memory import MemorySource
 from mummufs.store.layout import TMP_DIR, charge_of
 from mummufs.store.osfs import RealOs
@@ -157,7 +157,7 @@ async def test_a_flight_that_gets_no_room_is_given_up(tmp_path: Path, mock_clock
         await e.idle()
         assert (e.state(handle, 0), e.state(handle, 1)) == (State.EVICTING, State.ABSENT)
         assert e.cache.filler.in_flight_bytes == WINDOW
-        mock_clock.jump(filler.ROOM_WAIT_S)
+        mock_clock.jump(landing.ROOM_WAIT_S)
         await e.idle()
         assert e.cache.filler.in_flight_bytes == 0
         assert e.counters.fills.aborted == 1
@@ -179,7 +179,7 @@ async def test_a_full_file_system_stops_fills_for_a_while(tmp_path: Path, mock_c
         assert (e.counters.errors.store, e.counters.fills.aborted, e.counters.fills.dropped) == (1, 1, 2)
         assert source.read_bytes() == WINDOW + 2
         fs.fails = lambda *_: False
-        mock_clock.jump(filler.NO_ROOM_S)
+        mock_clock.jump(landing.NO_ROOM_S)
         await e.idle()  # a probe finds that the store can be written to again
         await e.fill(handle, 0)
         assert e.state(handle, 0) is State.RESIDENT

@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import pytest
 import trio
 
 from mummufs.core.index import State
+from mummufs.core.ranges import RangeKey
 from mummufs.engine.scrub import Scrub
 from mummufs.source.memory import MemorySource
 from mummufs.store.layout import HEADER_BYTES
@@ -97,6 +99,26 @@ async def test_a_sample_and_a_resumed_scrub(tmp_path: Path) -> None:
         assert not scrub.progress.running
         await scrub.run(resume=True, rate_bytes_per_s=FAST)
         assert scrub.progress.ranges == COUNT - 1
+
+
+async def test_a_scrub_runs_until_its_mark_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who saw it end may ask at once for the next one to go on from there."""
+    source, parser = model()
+    async with engine(source, tmp_path, parser) as e:
+        handle = await e.open(b"dir/model")
+        await e.fill(handle, *range(COUNT))
+        scrub, save_mark = e.service.scrub, e.cache.store.save_mark
+        assert scrub is not None
+        running: list[bool] = []
+
+        def watched(at: RangeKey | None) -> None:
+            running.append(scrub.progress.running)
+            save_mark(at)
+
+        monkeypatch.setattr(e.cache.store, "save_mark", watched)
+        await scrub.run(rate_bytes_per_s=FAST)
+        assert running == [True]
+        assert not scrub.progress.running
 
 
 async def test_a_scrub_is_resumed_by_the_next_mount(tmp_path: Path) -> None:

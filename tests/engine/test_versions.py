@@ -21,6 +21,8 @@ COUNT = 4
 OLD, NEW = contents(COUNT * WINDOW, seed=1), contents(COUNT * WINDOW, seed=2)
 TABLE: RangeTable = make_table(len(OLD), [(i * WINDOW, WINDOW) for i in range(COUNT)])
 
+restored = pytest.mark.parametrize("keep_mtime", [False, True], ids=["", "mtime set back"])
+
 
 def source_and_parser() -> tuple[MemorySource, FakeParser]:
     return MemorySource({b"model": OLD}), FakeParser({b"model": TABLE, b"renamed": TABLE})
@@ -52,31 +54,34 @@ async def assert_new_node(e: Engine, old: Handle) -> None:
     e.check()
 
 
-async def test_a_rewrite_in_place_is_seen_by_the_next_miss(tmp_path: Path) -> None:
+@restored
+async def test_a_rewrite_in_place_is_seen_by_the_next_miss(tmp_path: Path, keep_mtime: bool) -> None:
     source, parser = source_and_parser()
     async with engine(source, tmp_path, parser) as e:
         old = await e.open(b"model")
         await e.fill(old, 0, 1)
-        source.write(b"model", NEW)
+        source.write(b"model", NEW, keep_mtime=keep_mtime)
         await assert_estale(e, old, 2 * WINDOW)
         await assert_estale(e, old, 0)  # a hit no more
         assert e.counters.errors.stale >= 1
         await assert_new_node(e, old)
 
 
-async def test_a_rewrite_in_place_is_seen_by_attributes(tmp_path: Path) -> None:
+@restored
+async def test_a_rewrite_in_place_is_seen_by_attributes(tmp_path: Path, keep_mtime: bool) -> None:
     source, parser = source_and_parser()
     async with engine(source, tmp_path, parser) as e:
         old = await e.open(b"model")
         await e.fill(old, 0, 1)
         before = old.node.attributes
-        source.write(b"model", NEW)
+        source.write(b"model", NEW, keep_mtime=keep_mtime)
         assert await e.overlay.attributes(old.node) == before
         await assert_estale(e, old, 0)
         await assert_new_node(e, old)
 
 
-async def test_a_hit_under_way_is_not_answered_once_the_change_is_known(tmp_path: Path) -> None:
+@restored
+async def test_a_hit_under_way_is_not_answered_once_the_change_is_known(tmp_path: Path, keep_mtime: bool) -> None:
     source, parser = source_and_parser()
     gate, reached = threading.Event(), trio.Event()
     token = trio.lowlevel.current_trio_token()
@@ -94,7 +99,7 @@ async def test_a_hit_under_way_is_not_answered_once_the_change_is_known(tmp_path
         fs.fails = hold
         nursery.start_soon(assert_estale, e, handle)
         await reached.wait()
-        source.write(b"model", NEW)
+        source.write(b"model", NEW, keep_mtime=keep_mtime)
         await e.overlay.attributes(handle.node)
         gate.set()
         await e.idle()
@@ -102,19 +107,20 @@ async def test_a_hit_under_way_is_not_answered_once_the_change_is_known(tmp_path
         await assert_new_node(e, handle)
 
 
+@restored
 @pytest.mark.parametrize("how", ["look_up", "entries", "open"])
-async def test_a_rewrite_in_place_is_seen_by_whoever_looks(tmp_path: Path, how: str) -> None:
+async def test_a_rewrite_in_place_is_seen_by_whoever_looks(tmp_path: Path, how: str, keep_mtime: bool) -> None:
     source, parser = source_and_parser()
     async with engine(source, tmp_path, parser) as e:
         old = await e.open(b"model")
         await e.fill(old, 0, 1)
-        source.write(b"model", NEW)
+        source.write(b"model", NEW, keep_mtime=keep_mtime)
         root = e.overlay.nodes.root
         if how == "look_up":
             assert await e.overlay.look_up(root, b"model") is not old.node
         elif how == "entries":
             (entry,) = await e.overlay.entries(root)
-            assert e.overlay.seen(root, *entry) is not old.node
+            assert await e.overlay.found(root, *entry) is not old.node
         else:
             with pytest.raises(OSError) as raised:
                 await e.overlay.open(old.node)
@@ -172,6 +178,24 @@ async def test_a_chmod_keeps_the_node_and_the_bytes(tmp_path: Path) -> None:
         e.check()
 
 
+async def test_a_chmod_that_hides_a_rewrite_is_seen_at_the_next_open(tmp_path: Path) -> None:
+    """Both between two looks: the node stays, but what comes of it from now on are the new bytes."""
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser) as e:
+        old = await e.open(b"model")
+        await e.fill(old, *range(COUNT))
+        source.write(b"model", NEW, keep_mtime=True)
+        source.chmod(b"model", 0o600)
+        handle = await e.open(b"model")
+        assert handle.node is old.node
+        assert not handle.keep_pages  # what the kernel has of it may be old
+        for _ in range(2):
+            assert await e.read(handle, 0, len(NEW)) == NEW
+            await e.idle()
+        assert (await e.open(b"model")).keep_pages
+        e.check()
+
+
 async def test_a_handle_that_stays_open_over_a_chmod_is_served_from_the_store_again(tmp_path: Path) -> None:
     source, parser = source_and_parser()
     async with engine(source, tmp_path, parser) as e:
@@ -188,22 +212,7 @@ async def test_a_handle_that_stays_open_over_a_chmod_is_served_from_the_store_ag
         e.check()
 
 
-async def test_a_rewrite_with_the_mtime_set_back_is_seen_at_the_next_open(tmp_path: Path) -> None:
-    source, parser = source_and_parser()
-    async with engine(source, tmp_path, parser) as e:
-        old = await e.open(b"model")
-        await e.fill(old, *range(COUNT))
-        source.write(b"model", NEW, keep_mtime=True)
-        handle = await e.open(b"model")
-        assert not handle.keep_pages  # what the kernel has of it may be old
-        for _ in range(2):
-            assert await e.read(handle, 0, len(NEW)) == NEW
-            await e.idle()
-        assert (await e.open(b"model")).keep_pages
-        e.check()
-
-
-@pytest.mark.parametrize("change", ["write", "chmod"])
+@pytest.mark.parametrize("change", ["write", "write that keeps the mtime", "chmod"])
 async def test_nothing_is_stored_of_a_file_that_changes_during_the_pass(tmp_path: Path, change: str) -> None:
     source, parser = source_and_parser()
     async with engine(source, tmp_path, parser) as e, trio.open_nursery() as nursery:
@@ -216,19 +225,19 @@ async def test_nothing_is_stored_of_a_file_that_changes_during_the_pass(tmp_path
 
         nursery.start_soon(read)
         await e.wait_until(lambda: len(source.reads) == 1)
-        if change == "write":
-            source.write(b"model", NEW)
-        else:
+        if change == "chmod":
             source.chmod(b"model", 0o600)
+        else:
+            source.write(b"model", NEW, keep_mtime="keeps" in change)
         source.release_reads()
         await e.idle()
         assert e.counters.fills.completed == 0
         assert e.counters.fills.aborted == 1
         assert e.index.statistics().resident == 0
-        if change == "write":
-            assert [error.errno for error in results if isinstance(error, OSError)] == [errno.ESTALE]
-        else:
+        if change == "chmod":
             assert results == [OLD[:PAGE]]
+        else:
+            assert [error.errno for error in results if isinstance(error, OSError)] == [errno.ESTALE]
         e.check()
 
 

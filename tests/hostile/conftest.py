@@ -9,26 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mounts.harness import need_mounts
+from tests.support.fixtures import mounts, store, tree
 
-
-@pytest.fixture(autouse=True)
-def _mounts() -> None:
-    need_mounts()
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """An empty directory to be a source."""
-    path = tmp_path / "source"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    """Where a store may be made."""
-    return tmp_path / "store"
+__all__ = ["mounts", "store", "tmpfs", "tree"]
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from mummufs.core.index import CacheIndex
 from mummufs.engine.catalog import Catalog
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.filler import Filler
+from mummufs.engine.landing import Landing
 from mummufs.engine.overlay import Overlay
 from mummufs.engine.parse import ChildParser
 from mummufs.engine.reader import Reader
@@ -34,7 +35,8 @@ PLACES: dict[type, tuple[str, ...]] = {
         *("close", "forget"),
     ),
     Reader: ("_from_source",),
-    Filler: ("offer_nowait", "_bring", "_wait_room", "_write"),
+    Filler: ("offer_nowait", "_bring"),
+    Landing: ("_wait_room", "_write"),
     Evictor: ("_remove_queued", "purge"),
     CacheIndex: ("plan_eviction", "plan_read"),
     Catalog: ("_load", "_save", "_fill_early"),

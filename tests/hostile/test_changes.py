@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
+import operator
 import os
 import random
 import subprocess
@@ -22,9 +23,12 @@ from tests.mounts.harness import Mounted, opened
 from tests.mounts.test_versions import QUICK, SEEN_S
 from tests.mounts.test_versions import model as gguf
 from tests.support.models import write_native
-from tests.support.waiting import wait_for
+from tests.support.waiting import WAIT_S, wait_for
 
 CHANGING_S = 3.0
+SEEN_MIN = 5
+ROUNDS = 25
+READERS = 4
 
 
 def write_version(path: Path, number: int) -> None:
@@ -86,7 +90,7 @@ def test_a_file_replaced_again_and_again_is_never_mixed(tree: Path, store: Path,
         for thread in readers:
             thread.start()
         number, until = 0, time.monotonic() + CHANGING_S
-        while time.monotonic() < until:
+        while time.monotonic() < until or (len(seen) <= SEEN_MIN and time.monotonic() < until + WAIT_S):
             number += 1
             write_version(tree / "f", number)
             stop.wait(0.03)
@@ -94,8 +98,58 @@ def test_a_file_replaced_again_and_again_is_never_mixed(tree: Path, store: Path,
         for thread in readers:
             thread.join()
         assert not wrong
-        assert len(seen) > 5
+        assert len(seen) > SEEN_MIN
         wait_for(lambda: versions_in(m.read("f")), lambda found: found == {number.to_bytes(8, "big")}, SEEN_S)
+
+
+@pytest.mark.mount
+@pytest.mark.parametrize("has_store", [True, False], ids=["store", "pass-through"])
+def test_a_rewrite_with_its_mtime_set_back_is_never_mixed(tree: Path, store: Path, has_store: bool) -> None:
+    """In place, while readers are at it: whoever had the file open reads its version to the last byte, or ESTALE."""
+    _manifest(tree)
+    write_version(tree / "f", 0)
+    before = (tree / "f").stat()
+    wrong: list[object] = []
+    refused: list[int] = []
+    with Mounted(tree, store=store if has_store else None, options=QUICK) as m:
+
+        def reader(number: int, version: bytes, fd: int, reading: threading.Barrier, stop: threading.Event) -> None:
+            rng, last = random.Random(number), False
+            reading.wait()
+            while not last:
+                last = stop.is_set()  # once more after the change
+                offset = rng.randrange(256) * PAGE
+                if rng.random() < 0.3:
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                try:
+                    found = versions_in(os.pread(fd, 16 * PAGE, offset))
+                except OSError as error:
+                    refused.append(error.errno or 0)
+                    continue
+                if found != {version}:
+                    wrong.append((offset, version, sorted(found)))
+
+        for number in range(1, ROUNDS):
+            version = (number - 1).to_bytes(8, "big")
+            wait_for(lambda: versions_in(m.read("f")), partial(operator.eq, {version}), SEEN_S)
+            stop, reading = threading.Event(), threading.Barrier(READERS + 1)
+            with contextlib.ExitStack() as stack:
+                fds = [stack.enter_context(opened(m.path("f"))) for _ in range(READERS)]
+                for fd in fds[::2]:
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                arguments = [(READERS * number + i, version, fd, reading, stop) for i, fd in enumerate(fds)]
+                readers = [threading.Thread(target=reader, args=each) for each in arguments]
+                for thread in readers:
+                    thread.start()
+                reading.wait()
+                with (tree / "f").open("r+b") as file:
+                    file.write(number.to_bytes(8, "big") * (1 << 17))
+                os.utime(tree / "f", ns=(before.st_atime_ns, before.st_mtime_ns))
+                stop.set()
+                for thread in readers:
+                    thread.join()
+            assert not wrong
+        assert set(refused) == {errno.ESTALE}, "the change was met, and refused"
 
 
 @pytest.mark.mount

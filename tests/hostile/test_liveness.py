@@ -46,7 +46,7 @@ class Planted(Mounted):
             stderr=subprocess.DEVNULL,
         )
         self.pid = self.process.pid
-        wait_for(self.log.read_text, lambda text: "mounted" in text)
+        wait_for(self.log.read_text, lambda text: f"mounted {self.source} at" in text)
         wait_for(self.status, lambda s: s["state"] == "normal")
 
     def take_down(self) -> None:
@@ -124,7 +124,7 @@ def _provoked(m: Planted, place: str, names: Iterator[str]) -> tuple[str, list[s
 
 
 BACKGROUND = [
-    *("Filler.offer_nowait", "Filler._bring", "Filler._wait_room", "Filler._write", "Evictor._remove_queued"),
+    *("Filler.offer_nowait", "Filler._bring", "Landing._wait_room", "Landing._write", "Evictor._remove_queued"),
     *("Evictor.purge", "CacheIndex.plan_eviction", "Catalog._load", "Catalog._save", "Catalog._fill_early"),
     *("ChildParser.parse", "Resident.acquire", "Scrub._look_at", "RangeStore.write_range", "RangeStore.load_table"),
     "RangeStore.save_table",
@@ -161,7 +161,7 @@ def test_an_exception_in_each_task(tree: Path, store: Path, kind: str, places: l
                 m.plant(place, kind=kind)
                 os.utime(tree / name, ns=(10**18, 10**18))
                 m.read(name)
-            wait_for(partial(_provoked, m, place, others), lambda seen: bool(seen[1]), 5)
+            wait_for(partial(_provoked, m, place, others), lambda seen: bool(seen[1]))
             assert set(m.raised) == {place}
             m.plan.unlink()
             read_all(m, {name: expected[name]})

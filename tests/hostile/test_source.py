@@ -156,8 +156,7 @@ def test_the_process_that_parses_a_header_is_killed(tree: Path, store: Path) -> 
     """Reads go on without it; the file is passed through."""
     expected = model(tree, "f", "g")
     with FaultFs(tree) as under, Mounted(under.mountpoint, store=store) as m:
-        under.delay_reads(0.4, "f.mummufs.json")
-        under.delay_reads(0.4, "f")
+        under.hang_reads("f.mummufs.json")  # so that the process is there until it is killed
         with opened(m.path("f")) as fd:
             found = wait_for(
                 lambda: [pid for pid, line in children(m.pid).items() if "manifests.child" in line],
@@ -165,7 +164,7 @@ def test_the_process_that_parses_a_header_is_killed(tree: Path, store: Path) -> 
             )
             os.kill(found[0], signal.SIGKILL)
             wait_for(m.log.read_text, lambda text: "ended without an answer" in text)
-            under.delay_reads(0, "f")
+            under.release_reads()
             assert os.pread(fd, 1 << 22, 0) == expected["f"]
         assert m.settle()["gauges"]["manifests_refused"] == 1
         assert fill(m, {"g": expected["g"]}) == 10

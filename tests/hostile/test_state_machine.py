@@ -112,7 +112,7 @@ class Mirror(Witness):
     def read_held(self, which: int, share: float, size: int) -> None:
         """A handle reads its own version, or ESTALE."""
         handle = self.handles[which % len(self.handles)]
-        self._read_held(handle, int(share * len(handle.contents[0])), size)
+        self._read_held(handle, int(share * len(handle.contents)), size)
 
     @precondition(lambda self: self.handles)
     @rule(which=st.integers(0, HANDLES_MAX - 1))
@@ -142,16 +142,13 @@ class Mirror(Witness):
         if not old:
             return
         self._first(name, first)
-        identity, path, before = self._identity(name), self.source / name, (self.source / name).stat()
+        path, before = self.source / name, (self.source / name).stat()
         wait_for(self._clock_ns, lambda now: now > before.st_ctime_ns)
         data = self._make(self.root / "other")[: len(old)].ljust(len(old), b"t")
         with path.open("r+b") as file:
             file.write(data)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         self._changed(name, data, stamp=False)
-        for handle in self.handles:
-            if handle.name == name and handle.identity == identity:
-                handle.contents.append(data)
 
     @rule(name=names, count=st.integers(1, 30_000), first=firsts)
     def append(self, name: str, count: int, first: str) -> None:
@@ -201,11 +198,21 @@ class Mirror(Witness):
         if self.now[name] is None:
             self._write_new(name)
 
-    @rule(name=names, mode=st.sampled_from((0o600, 0o644, 0o640)))
-    def chmod(self, name: str, mode: int) -> None:
-        """The ctime alone moves."""
+    @rule(name=names, mode=st.sampled_from((0o600, 0o644, 0o640)), first=firsts)
+    def chmod(self, name: str, mode: int, first: str) -> None:
+        """The ctime moves, and the mode accounts for it or does not."""
         if self.now[name] is not None:
-            (self.source / name).chmod(mode)
+            self._first(name, first)
+            path = self.source / name
+            self.changes[name] += path.stat().st_mode & 0o777 == mode
+            path.chmod(mode)
+
+    @rule(name=names, first=firsts)
+    def link(self, name: str, first: str) -> None:
+        """It gets another name, outside the source."""
+        if self.now[name] is not None:
+            self._first(name, first)
+            os.link(self.source / name, self.root / f"link{next(self.seeds)}")
 
     # ------------------------------------------------------------------ the store fails
 
@@ -287,7 +294,7 @@ class Mirror(Witness):
         self._read(NAMES[self.steps % len(NAMES)], 0, 1 << 30, cold=True)
         for handle in self.handles:
             os.posix_fadvise(handle.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            self._read_held(handle, self.steps * 37_777 % len(handle.contents[0] or b"x"), 50_000)
+            self._read_held(handle, self.steps * 37_777 % len(handle.contents or b"x"), 50_000)
         self._check_books()
 
 

@@ -37,7 +37,7 @@ from tests.mounts.test_filling import pread_direct
 from tests.mounts.test_lifecycle import is_free
 from tests.mounts.test_store_faults import Load, delete, empty, extend, flip, shorten
 from tests.support.models import write_native
-from tests.support.waiting import wait_for
+from tests.support.waiting import WAIT_S, wait_for
 
 STALL_S = 1.0
 """How long a hit may wait for the store before the source answers."""
@@ -118,6 +118,27 @@ def test_a_store_that_hangs(tree: Path, under: FaultFs) -> None:
         back_to_hits(m, expected)
         wait_for(m.status, lambda s: s["gauges"]["store_reads_threads_busy"] == 0)
         assert m.status()["errors"]["source"] == 0
+
+
+@pytest.mark.mount
+def test_a_file_that_is_first_opened_while_the_store_hangs(tree: Path, under: FaultFs) -> None:
+    """Its header is parsed by a new process, which closes the store's files before it begins. That may hang; we not."""
+    expected = model(tree, "a", "b")
+    with Mounted(tree, store=under.mountpoint / "store") as m:
+        fill(m, {"a": expected["a"]})
+        under.hang()
+        try:
+            got: list[bytes] = []
+            reader = threading.Thread(target=lambda: got.extend(map(m.read, ("b", "a"))), daemon=True)
+            reader.start()
+            reader.join(WAIT_S)
+            assert got == [expected["b"], expected["a"]]
+            assert wait_for(lambda: children(m.pid), bool), "one that hangs"
+            assert m.status()["state"] == "off"
+        finally:
+            under.resume()
+        back_to_hits(m, {"a": expected["a"]})
+        wait_for(lambda: fill(m, expected), lambda n: n == 20)
 
 
 @pytest.mark.mount
@@ -290,12 +311,12 @@ def test_the_scan_of_the_store_is_killed(tree: Path, under: FaultFs) -> None:
     with Mounted(tree, store=under.mountpoint / "store") as m:
         fill(m, expected)
         m.umount()
-        under.delay_reads(0.3)
+        under.hang_reads()  # so that the scan is there until it is killed
         assert run(*m.arguments()).returncode == 0
         m.pid = m.status()["pid"]
         found = wait_for(lambda: [pid for pid, line in children(m.pid).items() if "store.scan" in line], bool)
         os.kill(found[0], 9)
-        under.delay_reads(0)
+        under.release_reads()
         wait_for(m.log.read_text, lambda text: "the scan of the store failed" in text)
         read_all(m, expected)
         assert m.status()["reads"]["hits"] > 0

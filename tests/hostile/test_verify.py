@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import threading
 from pathlib import Path
 
 import pytest
@@ -77,7 +76,7 @@ def test_a_sample_and_what_is_left(tree: Path, store: Path) -> None:
     with Mounted(tree, store=store) as m:
         fill(m, expected)
         assert verify(m, "--sample", "5")["ranges"] == 5
-        run("verify", m.mountpoint, "--rate", "600K", "--background")
+        run("verify", m.mountpoint, "--rate", "300K", "--background")
         wait_for(m.status, lambda s: s["scrub"]["ranges"] >= 2)
         assert m.status()["scrub"]["running"]
         done = run("verify", m.mountpoint, check=False)
@@ -95,16 +94,16 @@ def test_hits_are_served_while_it_runs(tree: Path, store: Path) -> None:
     expected = model(tree, "a", "b")
     with Mounted(tree, store=store) as m:
         fill(m, expected)
-        scrub = threading.Thread(target=verify, args=(m, "--rate", "1M"))
-        scrub.start()
+        run("verify", m.mountpoint, "--rate", "100K", "--background")
         wait_for(m.status, lambda s: s["scrub"]["running"])
         before = m.status()["reads"]["misses"]
         for _ in range(5):
             read_all(m, expected)
         status = m.status()
-        scrub.join()
         assert status["scrub"]["running"]
         assert status["reads"]["misses"] == before
+        control.request(m.mountpoint, "verify_stop")
+        wait_for(m.status, lambda s: not s["scrub"]["running"])
         assert m.settle()["errors"]["store"] == 0
 
 

@@ -28,6 +28,7 @@ KIB = 1 << 10
 LEAVE_S = 5.0
 """How soon a daemon ends that nobody holds."""
 STATUS_S = 5.0
+"""How long `status` may wait for a daemon that does not answer."""
 GONE = {"", "Z", "X"}
 
 
@@ -82,17 +83,18 @@ def holder(command: list[str], seen: Path, **kwargs: Any) -> Iterator[subprocess
     """A process that holds a mount for the length of the block. `seen`: its working directory or standard input."""
     process = subprocess.Popen(command, **kwargs)
     try:
-        wait_for(lambda: _links(process.pid), lambda links: os.fspath(seen) in links)
+        wait_for(lambda: _held(process.pid), lambda held: any(os.path.samestat(seen.stat(), one) for one in held))
         yield process
     finally:
         process.kill()
         process.wait()
 
 
-def _links(pid: int) -> list[str]:
+def _held(pid: int) -> list[os.stat_result]:
+    """What a sleeping process has. Not by path: of a mount in another namespace it is as seen from that one's root."""
     with contextlib.suppress(OSError):
         if Path(f"/proc/{pid}/comm").read_text() == "sleep\n":
-            return [os.readlink(f"/proc/{pid}/{name}") for name in ("cwd", "fd/0")]
+            return [os.stat(f"/proc/{pid}/{name}") for name in ("cwd", "fd/0")]
     return []
 
 
@@ -117,6 +119,20 @@ def test_without_a_store_one_line_says_so(tree: Path) -> None:
     finally:
         m.take_down()
     assert not socket.exists()
+
+
+@pytest.mark.mount
+def test_a_log_on_a_full_disk_is_told_and_keeps_nobody_from_the_mount(tree: Path) -> None:
+    (tree / "f").write_text("x")
+    m = Mounted(tree)
+    try:
+        done = run("mount", tree, m.mountpoint, "--log-file", "/dev/full")
+        told = "mummufs: the log file '/dev/full' cannot be written now, so log lines are lost: No space left on device"
+        assert done.stderr == f"{told}\nmummufs: {PASS_THROUGH_NOTE}\n"
+        assert m.read("f") == b"x"
+        run("umount", m.mountpoint)
+    finally:
+        m.take_down()
 
 
 @pytest.mark.mount
@@ -294,6 +310,26 @@ def test_a_lazy_unmount_serves_its_holders(tree: Path, store: Path) -> None:
 
 
 @pytest.mark.mount
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_daemon_that_is_stopped_is_told(tree: Path, store: Path, lazy: bool) -> None:
+    with Mounted(tree, store=store) as m:
+        os.kill(m.pid, signal.SIGSTOP)
+        try:
+            wait_for(lambda: state(m.pid), lambda letter: letter == "T")
+            done = run("umount", m.mountpoint, *(["--lazy"] if lazy else []), check=False)
+            assert done.returncode == (0 if lazy else 1)
+            assert done.stderr == (
+                f"mummufs: '{m.mountpoint}' is unmounted, but its daemon (pid {m.pid}) is stopped, so it cannot end:"
+                f" let it go on with `kill -CONT {m.pid}`\n"
+            )
+            assert not m.is_mounted
+        finally:
+            os.kill(m.pid, signal.SIGCONT)
+        wait_gone(m.pid)
+        assert is_free(store)
+
+
+@pytest.mark.mount
 def test_plain_umount_ends_the_daemon(tree: Path, store: Path) -> None:
     data = model(tree)
     with Mounted(tree, store=store) as m:
@@ -316,7 +352,9 @@ def test_status_of_all_mounts(tree: Path, store: Path) -> None:
 
     with Mounted(tree, store=store) as m, Mounted(tree) as other:
         places = [os.fspath(mount.mountpoint) for mount in (m, other)]
+        begun = time.monotonic()
         _, mounts, _ = listed()
+        usual_s = time.monotonic() - begun  # most of it is the start of a process, which the limit does not mean
         assert [mounts[place]["state"] for place in places] == ["normal", "pass-through"]
         os.kill(other.pid, signal.SIGSTOP)
         try:
@@ -325,9 +363,8 @@ def test_status_of_all_mounts(tree: Path, store: Path) -> None:
                 [*COMMAND, "status", places[1]], cwd=REPOSITORY, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
             )
             code, mounts, _ = listed()
-            assert time.monotonic() - begun < STATUS_S
-            _, said = one.communicate(timeout=STATUS_S)
-            assert time.monotonic() - begun < STATUS_S + 0.5
+            _, said = one.communicate(timeout=60)
+            assert time.monotonic() - begun - 2 * usual_s < STATUS_S, "both processes start on one machine"
         finally:
             os.kill(other.pid, signal.SIGCONT)
         assert code == 1

@@ -22,7 +22,6 @@ from tests.support.waiting import wait_for
 ROUNDS = 40
 MEDIAN_S = 0.050
 P99_S = 0.500
-DELAY_S = 2.0
 
 
 @pytest.mark.mount
@@ -38,7 +37,7 @@ def test_hits_while_misses_hang(tree: Path, store: Path, misses: int) -> None:
         for i in range(4):
             pread_direct(m.path(f"cold{i}"), 0, PAGE)
         m.settle()
-        under.delay_reads(DELAY_S)
+        under.hang_reads()
         readers = [
             threading.Thread(
                 target=pread_direct, args=(m.path(f"cold{i % 4}"), (i // 4 + 1) * 64 * KIB, 16 * KIB), daemon=True
@@ -77,7 +76,7 @@ def test_hits_while_misses_hang(tree: Path, store: Path, misses: int) -> None:
                     begun = time.perf_counter()
                     call()
                     took[name].append(time.perf_counter() - begun)
-        under.delay_reads(0)
+        under.release_reads()
         for reader in readers:
             reader.join(60)
         assert not any(reader.is_alive() for reader in readers)

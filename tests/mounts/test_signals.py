@@ -17,7 +17,7 @@ from mummufs import control
 from tests.faultfs.client import FaultFs
 from tests.mounts.harness import COMMAND, REPOSITORY, Mounted, opened, run
 from tests.mounts.test_lifecycle import GONE, KIB, LEAVE_S, is_free, model, state, why_not_listed
-from tests.support.waiting import wait_for
+from tests.support.waiting import WAIT_S, wait_for
 
 CUT_OFF_S = 6.0
 """How soon a signal ends a mount that somebody holds."""
@@ -44,14 +44,16 @@ class InFront(Mounted):
             if "mounted at" in line:
                 break
         else:
+            self.take_down()
             pytest.fail("".join(lines))
         self.pid = self.process.pid
 
     def take_down(self) -> None:
-        super().take_down()
-        if self.process.poll() is None:
+        try:
+            super().take_down()
+        finally:
             self.process.kill()
-        self.process.communicate(timeout=10)
+            self.process.communicate()
 
     def signal(self, number: signal.Signals, limit_s: float) -> float:
         """Send a signal; the daemon ends in order within `limit_s`. Gives the seconds that it took."""
@@ -132,11 +134,11 @@ def test_a_signal_while_the_source_hangs(tree: Path, store: Path, known: bool) -
         wait_for(lambda: state(m.pid), lambda letter: letter in GONE, CUT_OFF_S)
         assert time.monotonic() - begun < CUT_OFF_S
         m.has_left()
-        reader.join(5)
+        reader.join(WAIT_S)
         assert not reader.is_alive()
         assert isinstance(outcome[0], OSError)
         under.release_reads()
-        assert m.process.wait(10) == 0
+        assert m.process.wait(WAIT_S) == 0
 
 
 @pytest.mark.mount

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,6 +96,13 @@ def pages_of(fd: int, size: int) -> list[tuple[int, bytes]]:
     return found
 
 
+def acl(*, user: int, mask: int) -> bytes:
+    """The attribute that lets one more user read: rw- for the owner, r-- for everybody."""
+    read, write, none = 4, 2, 0xFFFFFFFF
+    entries = [(1, read | write, none), (2, read, user), (4, read, none), (16, mask, none), (32, read, none)]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
 def stored(m: Mounted) -> list[bytes]:
     """The payloads of the range files."""
     return [path.read_bytes()[PAGE:] for path in m.range_files()]
@@ -103,7 +111,10 @@ def stored(m: Mounted) -> list[bytes]:
 @pytest.mark.mount
 @pytest.mark.parametrize(
     ("change", "has_store"),
-    [*((change, True) for change in CHANGES), ("rewrite", False), ("rename_over", False), ("truncate", False)],
+    [
+        *((change, True) for change in CHANGES),
+        *((change, False) for change in ("rewrite", "restored_in_place", "rename_over", "truncate")),
+    ],
 )
 def test_a_change_is_seen_and_never_mixed(tree: Path, store: Path, change: str, has_store: bool) -> None:
     old = model(tree / "f", 1)
@@ -122,10 +133,9 @@ def test_a_change_is_seen_and_never_mixed(tree: Path, store: Path, change: str, 
             # Read at once, so that pages of before and after the change meet if they can.
             early = pages_of(fd, len(old))
             wait_for(lambda: m.read("f"), lambda data: data == new, SEEN_S)
-            if change != "restored_in_place":
-                for offset, piece in early + pages_of(fd, len(old)):
-                    assert piece == old[offset : offset + 16 * PAGE], f"at {offset}"
-                assert m.path("f").stat().st_ino != number
+            for offset, piece in early + pages_of(fd, len(old)):
+                assert piece == old[offset : offset + 16 * PAGE], f"at {offset}"
+            assert m.path("f").stat().st_ino != number
         for _ in range(2):
             m.drop_pages("f")
             assert m.read("f") == new
@@ -202,7 +212,56 @@ def test_a_chmod_changes_no_contents(tree: Path, store: Path, has_store: bool) -
 
 
 @pytest.mark.mount
-def test_mapped_pages_of_an_old_version(tree: Path, store: Path) -> None:
+@pytest.mark.parametrize("change", ["attribute", "same mode"])
+def test_a_ctime_that_nothing_accounts_for_is_a_change(tree: Path, store: Path, change: str) -> None:
+    """It may be a rewrite whose mtime was set back: open files answer ESTALE, and new opens find the same bytes."""
+    data = model(tree / "f", 1)
+    with Mounted(tree, store=store, options=QUICK) as m:
+        assert m.read("f") == data
+        m.settle()
+        number, stale = m.path("f").stat().st_ino, m.status()["errors"]["stale"]
+        ranges = len(m.range_files())
+        assert ranges > 5
+        with opened(m.path("f")) as fd:
+            if change == "attribute":
+                os.setxattr(tree / "f", "user.note", b"x")
+            else:
+                (tree / "f").chmod((tree / "f").stat().st_mode & 0o777)
+            wait_for(lambda: m.path("f").stat().st_ino, lambda seen: seen != number, SEEN_S)
+            m.drop_pages("f")
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            with pytest.raises(OSError) as raised:
+                os.pread(fd, 1000, 0)
+            assert raised.value.errno == errno.ESTALE
+        assert m.settle()["errors"]["stale"] >= stale + ranges
+        assert m.range_files() == []
+        for _ in range(2):
+            m.drop_pages("f")
+            assert m.read("f") == data
+            m.settle()
+        assert len(m.range_files()) == ranges
+
+
+@pytest.mark.mount
+def test_an_acl_that_changes_the_mode_is_no_change_of_contents(tree: Path, store: Path) -> None:
+    """As setfacl does for a user of his own: the group bits of the mode become its mask."""
+    data = model(tree / "f", 1)
+    with Mounted(tree, store=store, options=QUICK) as m:
+        assert m.read("f") == data
+        before = (tree / "f").stat()
+        with opened(m.path("f")) as fd:
+            os.setxattr(tree / "f", "system.posix_acl_access", acl(user=1234, mask=0o7))
+            after = (tree / "f").stat()
+            assert after.st_mode != before.st_mode
+            wait_for(m.path("f").stat, lambda seen: seen.st_mode == after.st_mode, SEEN_S)
+            assert m.path("f").stat().st_ino == before.st_ino
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            assert os.pread(fd, len(data), 0) == data
+
+
+@pytest.mark.mount
+@pytest.mark.parametrize("change", [rewrite, restored_in_place])
+def test_mapped_pages_of_an_old_version(tree: Path, store: Path, change: Callable[[Path], None]) -> None:
     """A mapping shows the version that it was made of, or SIGBUS; a new one shows the new version."""
     old = model(tree / "f", 1)
     with (
@@ -211,7 +270,7 @@ def test_mapped_pages_of_an_old_version(tree: Path, store: Path) -> None:
         mmap.mmap(fd, 0, prot=mmap.PROT_READ) as pages,
     ):
         assert pages[:] == old
-        rewrite(tree / "f")
+        change(tree / "f")
         new = (tree / "f").read_bytes()
         wait_for(lambda: m.read("f"), lambda data: data == new, SEEN_S)
         assert pages[:] == old

@@ -7,12 +7,14 @@ rest of it is gone or reads as zeros.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
-from mummufs.store.osfs import FileState, RealOs
+from tests.support.watched_os import WatchedOs
 
 
 class Loss(Enum):
@@ -22,7 +24,7 @@ class Loss(Enum):
     ZEROS = "zeros"
 
 
-class FaultyOs:
+class FaultyOs(WatchedOs):
     """`store.osfs.Os` over a directory.
 
     Attributes:
@@ -35,7 +37,7 @@ class FaultyOs:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._real = RealOs(directory)
+        super().__init__(directory)
         self._directory = directory
         self._fail_at: range = range(0)
         self._code = 0
@@ -76,35 +78,39 @@ class FaultyOs:
     # ------------------------------------------------------------------ the calls
 
     def open(self, name: str) -> int:
-        self._call("open")
-        return self._opened(self._real.open(name), name)
+        return self._opened(super().open(name), name)
+
+    def open_to_change(self, name: str) -> int:
+        fd = self._opened(super().open_to_change(name), name)
+        state = os.fstat(fd)
+        if stat.S_ISREG(state.st_mode) and state.st_ino not in self._dirty:
+            self._synced.setdefault(state.st_ino, os.pread(fd, state.st_size, 0))
+        return fd
 
     def create(self, name: str) -> int:
-        self._call("create")
-        fd = self._opened(self._real.create(name), name)
+        fd = self._opened(super().create(name), name)
         self._synced.pop(os.fstat(fd).st_ino, None)
         self._dirty.add(os.fstat(fd).st_ino)
         return fd
 
     def close(self, fd: int) -> None:
         del self.fds[fd]
-        self._real.close(fd)  # even a close that fails has closed
-        self._call("close")
+        super().close(fd)
 
-    def state(self, fd: int) -> FileState:
-        self._call("state")
-        return self._real.state(fd)
+    def open_direct(self, fd: int) -> int:
+        if self.one_byte:  # past the page cache only whole pages can be read
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return self._opened(super().open_direct(fd), self.fds[fd])
 
     def read(self, fd: int, buffer: memoryview, offset: int) -> int:
-        self._call("read")
-        n = self._real.read(fd, buffer[:1] if self.one_byte else buffer, offset)
+        n = super().read(fd, buffer[:1] if self.one_byte else buffer, offset)
         self.bytes_read += n
         return n
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
-        self._call("write")
+        n = super().write(fd, data[:1] if self.one_byte else data, offset)
         self._dirty.add(os.fstat(fd).st_ino)
-        return self._real.write(fd, data[:1] if self.one_byte else data, offset)
+        return n
 
     def sync(self, fd: int) -> None:
         self._call("sync")
@@ -112,33 +118,6 @@ class FaultyOs:
             state = os.fstat(fd)
             self._synced[state.st_ino] = os.pread(fd, state.st_size, 0)
             self._dirty.discard(state.st_ino)
-
-    def rename(self, old: str, new: str) -> None:
-        self._call("rename")
-        self._real.rename(old, new)
-
-    def unlink(self, name: str) -> None:
-        self._call("unlink")
-        self._real.unlink(name)
-
-    def mkdir(self, name: str) -> None:
-        self._call("mkdir")
-        self._real.mkdir(name)
-
-    def names(self, name: str) -> list[str]:
-        self._call("names")
-        return self._real.names(name)
-
-    def free_bytes(self) -> int:
-        self._call("free_bytes")
-        return self._real.free_bytes()
-
-    def total_bytes(self) -> int:
-        self._call("total_bytes")
-        return self._real.total_bytes()
-
-    def revive(self) -> bool:
-        return self._real.revive()
 
     def _opened(self, fd: int, name: str) -> int:
         self.fds[fd] = name

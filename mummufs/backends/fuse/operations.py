@@ -11,12 +11,13 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import pyfuse3
 
 from mummufs.backends.fuse.inodes import Inodes
+from mummufs.backends.fuse.modes import Mode, OpenModes
 from mummufs.core.stats import Counters
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Handle, Overlay
@@ -76,6 +77,15 @@ class Operations(pyfuse3.Operations):
         self._handles: dict[int, Handle] = {}
         self._listings: dict[int, _Listing] = {}
         self._numbers = itertools.count(1)
+        self.modes = OpenModes(direct=False)
+        """How files are opened; the session sets it, for it knows what the kernel can do."""
+        self.backing: dict[int, int] | None = None
+        """Where to leave the backing id for a file handle whose reads are passed through."""
+
+    @property
+    def handles(self) -> Mapping[int, Handle]:
+        """File handle -> open file."""
+        return self._handles
 
     @property
     def inodes(self) -> Inodes:
@@ -155,7 +165,7 @@ class Operations(pyfuse3.Operations):
             if i < DOTS:
                 node = listing.node if name == b"." else listing.node.parent or listing.node
             else:
-                node = self._overlay.seen(listing.node, name, attributes)
+                node = await self._overlay.found(listing.node, name, attributes)
             number = self.inodes.number(node)
             fits = pyfuse3.readdir_reply(token, name, self._entry(number, node.attributes), i + 1)
             if fits and i >= DOTS:  # for "." and ".." the kernel takes no look-up, so it gives none back
@@ -177,13 +187,29 @@ class Operations(pyfuse3.Operations):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         handle = await self._overlay.open(self.inodes.node(inode))
         number = next(self._numbers)
+        opened = self.modes.open(handle)
+        if opened.backing_id is not None and self.backing is not None:
+            self.backing[number] = opened.backing_id
         self._handles[number] = handle
-        return pyfuse3.FileInfo(fh=number, keep_cache=handle.keep_pages)
+        return pyfuse3.FileInfo(fh=number, keep_cache=handle.keep_pages, direct_io=opened.mode is Mode.DIRECT)
 
     @_guarded
     async def read(self, fh: int, off: int, size: int) -> bytes:
         # Any buffer does; its annotation is narrower than what pyfuse3 takes.
-        return cast(bytes, await self._overlay.read(self._handles[fh], off, size))
+        return cast(bytes, await self.read_plainly(fh, off, size))
+
+    async def read_plainly(
+        self, fh: int, offset: int, size: int, avoid_store: bool = False
+    ) -> bytes | bytearray | memoryview:
+        """The bytes of an open file, for who answers the kernel himself.
+
+        Args:
+            avoid_store: have the source answer, whatever the store has.
+
+        Raises:
+            OSError: as `Overlay.read`.
+        """
+        return await self._overlay.read(self._handles[fh], offset, size, avoid_store=avoid_store)
 
     @_guarded
     async def flush(self, fh: int) -> None:
@@ -191,7 +217,9 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def release(self, fh: int) -> None:
-        self._overlay.close(self._handles.pop(fh))
+        handle = self._handles.pop(fh)
+        self.modes.close(handle.node)
+        self._overlay.close(handle)
 
     def _entry(self, number: int, attributes: Attributes) -> pyfuse3.EntryAttributes:
         entry = pyfuse3.EntryAttributes()

@@ -1,0 +1,29 @@
+"""Pipes to splice through: an answer is put together in one, and leaves it whole."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+
+from mummufs.core.ranges import PAGE_SIZE
+
+PIPE_BYTES_WANTED = 2 << 20
+"""A READ of 1 MiB and its header take 257 pages of a pipe, and pipes grow by doubling. A user may have 1 MiB."""
+
+
+class Pipe:
+    """A pipe of `pages` pages. Bytes that were left in it are thrown away with it."""
+
+    def __init__(self) -> None:
+        self.read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
+        for size in (PIPE_BYTES_WANTED, PIPE_BYTES_WANTED // 2):
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self.write_fd, fcntl.F_SETPIPE_SZ, size)
+                break
+        self.pages = fcntl.fcntl(self.write_fd, fcntl.F_GETPIPE_SZ) // PAGE_SIZE
+
+    def close(self) -> None:
+        """Throw it away."""
+        os.close(self.read_fd)
+        os.close(self.write_fd)

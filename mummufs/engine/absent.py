@@ -1,0 +1,55 @@
+"""A source that is not there: how it shows, and a file of it that is opened all the same."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from mummufs.source.base import Attributes, Source, SourceFile
+
+ABSENT_ERRNOS = frozenset(
+    (
+        *(errno.EIO, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED),
+        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ETIMEDOUT),
+    )
+)
+"""What a volume answers that is not there. ENOENT is not among them: that is a file that was deleted."""
+
+
+class AbsentFile:
+    """A file that could not be opened because its source is absent. It is opened once the source is back.
+
+    Until then only what is in the store can be read of it.
+    """
+
+    def __init__(self, source: Source, path: bytes, attributes: Attributes) -> None:
+        self._source = source
+        self._path = path
+        self._attributes = attributes
+        self._file: SourceFile | None = None
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        return self._opened().read_into(buffer, offset)
+
+    def attributes(self) -> Attributes:
+        try:
+            return self._opened().attributes()
+        except OSError as error:
+            if error.errno not in ABSENT_ERRNOS:
+                raise
+            return self._attributes
+
+    def fileno(self) -> int:
+        return self._opened().fileno()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _opened(self) -> SourceFile:
+        if self._file is None:
+            file = self._source.open(self._path)
+            if file.attributes().file != self._attributes.file:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            self._file = file
+        return self._file

@@ -1,0 +1,104 @@
+"""What may be read of a file without asking the engine: its windows, and the open range files of those in the store.
+
+A backend's own threads look here first. A `FileView` belongs to one version of one file; a node has one while that
+version is current, its windows are known and it is not stale, and loses it the moment one of these ends. The view's
+dict of stored ranges is changed entry by entry by the engine and read without a lock: a reader finds a range or does
+not, and what it has found it may finish reading, because a range file is closed with its last reference.
+
+Nothing is proved here. A range file that has not been proved yet, or has changed since, is not read: the engine is
+asked, which proves it, and the next read of it may go by the view.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mummufs.core.index import CacheIndex, State
+from mummufs.core.manifest import RangeTable
+from mummufs.core.ranges import Version
+from mummufs.core.stats import Counters
+from mummufs.store.storedrange import StoredRange
+
+
+class Piece(NamedTuple):
+    """A run of bytes and the range file that has them."""
+
+    stored: StoredRange
+    window: int
+    """The window's number in the table."""
+    at: int
+    """Where in the window it begins."""
+    size: int
+
+
+class OpenRanges(dict[tuple[int, int], StoredRange]):
+    """The open range files of one version of a file, by offset and size of their windows."""
+
+    __slots__ = ("__weakref__",)
+
+
+class FileView:
+    """The windows of one version of a file, and which of them have a range file open."""
+
+    __slots__ = ("ends", "size", "starts", "stored", "table", "version")
+
+    def __init__(self, version: Version, table: RangeTable, stored: OpenRanges) -> None:
+        self.version = version
+        self.table = table
+        self.size = version.size
+        self.starts, self.ends = table.starts, table.ends
+        self.stored = stored
+
+    def pieces(self, offset: int, end: int) -> list[Piece] | None:
+        """Where the bytes `[offset, end)` are, in order; None unless every one of them is in an open range file.
+
+        O(log windows + pieces). Windows may share a page: whichever is open serves it.
+        """
+        starts, ends, stored = self.starts, self.ends, self.stored
+        found: list[Piece] = []
+        i = bisect_right(ends, offset)
+        at = offset
+        while at < end:
+            if i == len(starts) or starts[i] > at:
+                return None
+            range_file = stored.get((starts[i], ends[i] - starts[i]))
+            if range_file is None:
+                i += 1  # the neighbour may hold this page too
+                if i == len(starts) or starts[i] > at:
+                    return None
+                range_file = stored.get((starts[i], ends[i] - starts[i]))
+                if range_file is None:
+                    return None
+            stop = min(end, ends[i])
+            found.append(Piece(range_file, i, at - starts[i], stop - at))
+            at = stop
+            i += 1
+        return found
+
+
+class HitReports:
+    """Takes in what was served by views: the counters, and the touches that the policy lives on.
+
+    Called from the trio thread with the sums of a batch.
+    """
+
+    def __init__(self, index: CacheIndex, counters: Counters) -> None:
+        self._index = index
+        self._counters = counters
+
+    def take(self, requests: int, touched: Mapping[StoredRange, int]) -> None:
+        """A batch of requests was served whole.
+
+        Args:
+            touched: range file -> bytes of it that were read.
+        """
+        reads = self._counters.reads
+        size = sum(touched.values())
+        reads.hits += requests
+        reads.hit_bytes += size
+        reads.replied_bytes += size
+        for stored, read in touched.items():
+            if self._index.state(stored.key) is not State.ABSENT:  # else it was evicted meanwhile
+                self._index.touch(stored.key, read, hit=True)

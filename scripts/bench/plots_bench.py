@@ -1,0 +1,164 @@
+"""Puts the benchmarks' figures into docs/performance.md: its tables and plots are made from docs/plots/*.json.
+
+    scripts/bench/read   --json docs/plots/read.json
+    scripts/bench/peers  --json docs/plots/peers.json
+    scripts/bench/tokens --json docs/plots/tokens.json
+    scripts/bench/plots
+
+A table is written between `<!-- begin NAME -->` and `<!-- end NAME -->`. What has no JSON is left as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from scripts.bench.figures import Bars, draw
+from scripts.bench.launch import REPOSITORY
+from scripts.bench.results import NATIVE, number, ratio_text, share_text
+
+MOUNT = "mount"
+DOCUMENT = REPOSITORY / "docs" / "performance.md"
+PLOTS = REPOSITORY / "docs" / "plots"
+TO_NATIVE = "times native (logarithmic)"
+
+Figures = dict[str, Any]
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (columns, ["---"] * len(columns), *rows)]
+    return "\n".join(lines)
+
+
+def about(figures: Figures) -> str:
+    """On what, and how often, it was measured."""
+    machine = figures["machine"]
+    return (
+        f"{machine['cpus']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB of memory, kernel {machine['kernel']};"
+        f" model of {figures['model_bytes'] >> 20} MiB, medians of {figures['rounds']} rounds."
+    )
+
+
+def notes(figures: Figures) -> str:
+    """What the run had to say."""
+    return "".join(f"\n- {note}" for note in figures["notes"])
+
+
+def shown(command: str) -> str:
+    """A command line without the run's own directories."""
+    return re.sub(r"\S*/bin/(\w+) ", r"\1 ", re.sub(r"/\S*?/mummufs-bench-\w+", "$WORK", command))
+
+
+def read_section(figures: Figures) -> tuple[str, Bars]:
+    """The table of the read benchmark, and its plot."""
+    bars = Bars("Reads through the mount, over the same on the NVMe's own file system", TO_NATIVE)
+    rows = []
+    for row in figures["rows"].values():
+        ratio, rates = row["ratio"].get(MOUNT), row["median_mb_s"]
+        if ratio is None:
+            continue
+        lane = share_text(_median(row, "lane_share"), _median(row, "pushed_share"))
+        cells = [number(rates[NATIVE]), number(rates[MOUNT]), ratio_text(ratio, row["wanted"])]
+        wanted = "" if row["wanted"] is None else f"{row['wanted']:g}"
+        cpu = number(_median(row, "cpu_s_per_gb"), 3)
+        rows.append([row["title"], *cells, wanted, lane, cpu])
+        bars.add(row["title"], {MOUNT: ratio}, row["wanted"])
+    columns = ("work", "native MB/s", "mount MB/s", "mount/native", "at least", "lane share", "daemon CPU s/GB")
+    text = [about(figures), "", markdown(columns, rows)]
+    text += [f"\n{sentence}" for sentence in figures.get("summary", ())]
+    return "\n".join(text) + notes(figures), bars
+
+
+def peers_section(figures: Figures) -> tuple[str, Bars]:
+    """The table of the peers, and its plot."""
+    bars = Bars("The peers, warm, over the NVMe's own file system", TO_NATIVE)
+    everybody = list(dict.fromkeys(who for row in figures["rows"].values() for who in row["ratio"]))
+    rows = []
+    for row in figures["rows"].values():
+        ratios = {who: row["ratio"].get(who) for who in everybody}
+        if NATIVE not in row["median_mb_s"]:
+            continue
+        rows.append([row["title"], number(row["median_mb_s"][NATIVE]), *map(ratio_text, ratios.values())])
+        bars.add(row["title"], ratios, None)
+    text = [about(figures), "", markdown(("work", "native MB/s", *everybody), rows), ""]
+    for name, peer in figures["peers"].items():
+        version = f" ({peer['version']})" if "version" in peer else ""
+        proof = "".join(f"; {key.replace('_', ' ')}: {value:,}" for key, value in peer.get("proof", {}).items())
+        text.append(f"- {name}{version}: `{shown(peer['commands'][-1])}`{proof}")
+    return "\n".join(text) + notes(figures), bars
+
+
+def tokens_section(figures: Figures) -> tuple[str, Bars]:
+    """The tables of tokens, and the plot: the plain copy's time over ours, and the slow volume's."""
+    bars = Bars("Tokens: speed over the plain copy (warm), over the slow volume (cold)", "times as fast (logarithmic)")
+    warm, cold = [], []
+    for name, row in figures["rows"].items():
+        ratio = row["ratio"].get(MOUNT)
+        if ratio is None:
+            continue
+        seconds = [number(_median(row, "s_per_token", who), 4) for who in (NATIVE, MOUNT)]
+        bars.add(row["title"], {MOUNT: ratio}, row["wanted"])
+        if "_warm_" in name:
+            most = "" if row["wanted"] is None else f"{1 / row['wanted']:.3g}"
+            verdict = "" if row["wanted"] is None else " ok" if ratio >= row["wanted"] else " MISSED"
+            warm.append([row["title"], *seconds, f"{1 / ratio:.3f}{verdict}", most])
+        else:
+            cold.append([row["title"], *seconds, f"{ratio:.2f} x"])
+    text = [about(figures), ""]
+    text += [markdown(("warm", "copy s/token", "mount s/token", "mount/copy", "at most"), warm), ""]
+    text += [markdown(("cold", "slow volume s/token", "mount s/token", "faster by"), cold)]
+    return "\n".join(text) + notes(figures), bars
+
+
+SECTIONS: dict[str, Callable[[Figures], tuple[str, Bars]]] = {
+    "read": read_section,
+    "peers": peers_section,
+    "tokens": tokens_section,
+}
+
+
+def replace_section(document: str, name: str, text: str) -> str:
+    """The document with what is between the markers of `name` replaced. Raises ClickException if they are missing."""
+    pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+    if not pattern.search(document):
+        raise click.ClickException(f"the document has no '<!-- begin {name} -->' and '<!-- end {name} -->'")
+    return pattern.sub(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", document)
+
+
+def update(document: Path, plots: Path) -> list[str]:
+    """Write the tables and plots of every JSON there is; the names of those."""
+    done = []
+    text = document.read_text()
+    for name, section in SECTIONS.items():
+        source = plots / f"{name}.json"
+        if source.exists():
+            table, bars = section(json.loads(source.read_text()))
+            draw(bars, plots / f"{name}.svg")
+            picture = f"![{bars.title}](plots/{name}.svg)"
+            text = replace_section(text, name, f"{table}\n\n{picture}")
+            done.append(name)
+    document.write_text(text)
+    return done
+
+
+def _median(row: dict[str, Any], key: str, who: str = MOUNT) -> float | None:
+    values = [one[key] for one in row["rounds"].get(who, ()) if one.get(key) is not None]
+    return statistics.median(values) if values else None
+
+
+@click.command(help=__doc__)
+@click.option("--document", type=click.Path(path_type=Path, exists=True, dir_okay=False), default=DOCUMENT)
+@click.option("--plots", type=click.Path(path_type=Path, exists=True, file_okay=False), default=PLOTS)
+def main(document: Path, plots: Path) -> None:
+    """The command line."""
+    done = update(document, plots)
+    if not done:
+        raise click.ClickException(f"{plots} has none of {', '.join(f'{name}.json' for name in SECTIONS)}")
+    click.echo(f"{document}: {', '.join(done)}")
