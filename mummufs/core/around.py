@@ -1,9 +1,9 @@
 """Read-around: what else to ask spinning disks for when a window is read, since the seek is paid for anyway.
 
 Theory of operation. A file is cut into blocks of BLOCK_BYTES. The first window that is missed in a block has the whole
-block asked for, in one sweep where little lies before the window; otherwise what lies before it comes last, because a
-reader waits for the window. None of the rest is waited for, and none of it is stored: it is in the kernel's cache of
-the source when somebody comes for it, and costs no seek then.
+block asked for: the window first, because a reader waits for it, then what lies behind it, then what lies before it.
+None of the rest is waited for, and none of it is stored: it is in the kernel's cache of the source when somebody comes
+for it, and costs no seek then.
 
 Whether that pays is measured. A block that leaves the list tells which share of it was used. Reading a window by itself
 costs a seek and its bytes; having it read along costs its bytes, and those of what is read along in vain:
@@ -51,12 +51,13 @@ class ReadAround:
         self._streams: OrderedDict[FileId, tuple[int, int]] = OrderedDict()
         self._passed_over = 0
 
-    def plan(self, file: FileId, window: ByteRange, size: int, *, quiet: bool) -> list[ByteRange]:
+    def plan(self, file: FileId, window: ByteRange, size: int, *, used: int, quiet: bool) -> list[ByteRange]:
         """A window is about to be read. What to ask for, in this order: nothing, or the window and up to two blocks.
 
         Args:
             window: the window, or from where a reader reads on into it.
             size: the file's.
+            used: bytes of it that count as used, if its block was asked for before.
             quiet: nobody else waits for the source. Only then is a block asked for that nobody walks into.
         """
         walked = self._walk(file, window)
@@ -64,14 +65,12 @@ class ReadAround:
         last = (window.end - 1) // BLOCK_BYTES
         runs: list[ByteRange] = []
         if (file, block) in self._used:
-            self._used[file, block] += window.size
+            self._used[file, block] += used
         elif quiet and window.size < BLOCK_BYTES and self._pays(window.size):
             whole = self._ask(file, block, size)
-            before = ByteRange(whole.offset, window.offset - whole.offset)
-            if before.size <= SEEK_BYTES:
-                runs = [ByteRange(whole.offset, max(whole.end, window.end) - whole.offset)]
-            else:
-                runs = [ByteRange(window.offset, max(whole.end, window.end) - window.offset), before]
+            runs = [ByteRange(window.offset, max(whole.end, window.end) - window.offset)]
+            if whole.offset < window.offset:
+                runs.append(ByteRange(whole.offset, window.offset - whole.offset))
         following = (last + 1) * BLOCK_BYTES
         near = following - window.end < BLOCK_BYTES // 2 and following < size
         if walked and near and (file, last + 1) not in self._used:

@@ -37,6 +37,7 @@ from mummufs.engine.resident import Resident
 from mummufs.engine.schedule import Schedule
 from mummufs.engine.threads import Pools
 from mummufs.source.base import Attributes, SourceFile
+from mummufs.source.hints import will_need
 from mummufs.store.layout import charge_of
 from mummufs.store.rangestore import RangeStore
 
@@ -46,6 +47,8 @@ FLIGHTS_MAX = 1024
 """Flights at once: enough that the bytes are the limit for a model of small tensors, some 250 KiB on average."""
 FOREGROUND_BYTES = 4 << 20
 """What a flight that a reader has started reads in one go, whether or not somebody still waits for it."""
+HINTING_MAX = 2
+"""Threads that tell the source at once."""
 MERGE_GAP_BYTES = 1 << 20
 """Windows closer than this are read together, and what lies between as well: it costs less than a seek."""
 MERGE_MAX_BYTES = 32 << 20
@@ -90,6 +93,7 @@ class Filler:
         self._writer = Landing(index, resident, store, evictor, gate, counters, reserve_bytes=reserve_bytes)
         self._flights: dict[RangeKey, Flight] = {}
         self._passes = 0
+        self._hinting = 0
         self._nursery: trio.Nursery | None = None
         self._landing = trio.Event()
         self.schedule = Schedule(pools)
@@ -145,10 +149,10 @@ class Filler:
             table: the file's windows, some of which may be worth to be read along.
         """
         accepted = self._accept((key,), version)
-        along: list[ByteRange] = []
-        if accepted and reads and table is not None:
-            along = self.along(key, ByteRange(key.offset, key.size), version, table)
-        return self._take_off(accepted, version, file, first, along, reads=reads, urgent=True)
+        flight = self._take_off(accepted, version, file, first, reads=reads, urgent=True)
+        if flight is not None and reads and table is not None:
+            self.read_along_nowait(key, flight.window, version, file, table, used=key.size)
+        return flight
 
     def offer_all_nowait(self, keys: Sequence[RangeKey], version: Version, file: SourceFile) -> None:
         """Start flights for ranges of one file that are wanted and that nobody waits for, in the order of offsets.
@@ -159,7 +163,7 @@ class Filler:
             accepted = self._accept(near, version)
             for run in _merged(list(accepted)):  # again: one that was refused in the middle leaves a gap
                 reserved = {key: accepted[key] for key in run}
-                self._take_off(reserved, version, file, None, [], reads=True, urgent=False)
+                self._take_off(reserved, version, file, None, reads=True, urgent=False)
 
     def is_full(self, size: int) -> bool:
         """Whether a flight of this size would pass the limits now."""
@@ -203,7 +207,6 @@ class Filler:
         version: Version,
         file: SourceFile,
         first: ByteRange | None,
-        along: Sequence[ByteRange],
         *,
         reads: bool,
         urgent: bool,
@@ -224,19 +227,24 @@ class Filler:
         self.in_flight_bytes += flight.window.size
         self.in_flight_bytes_max = max(self.in_flight_bytes_max, self.in_flight_bytes)
         self._counters.source_reads.merged += len(accepted) - 1
-        self._nursery.start_soon(self._fly, flight, accepted, along, reads, urgent)
+        self._nursery.start_soon(self._fly, flight, accepted, reads, urgent)
         return flight
 
-    def along(self, key: RangeKey, wanted: ByteRange, version: Version, table: RangeTable) -> list[ByteRange]:
-        """What the disks are to be told before something in a missing window is read: what lies near it and is missing.
+    # ------------------------------------------------------------------ reading along
+
+    def read_along_nowait(
+        self, key: RangeKey, wanted: ByteRange, version: Version, file: SourceFile, table: RangeTable, *, used: int
+    ) -> None:
+        """Something in a missing window is going to be read: have disks that spin read along what else is missing.
 
         Args:
             wanted: what is going to be read now or soon, as far as known.
+            used: how much of it is certain to be.
         """
-        if self._around is None:
-            return []
+        if self._around is None or self._nursery is None or self._hinting >= HINTING_MAX:
+            return
         runs: list[ByteRange] = []
-        for run in self._around.plan(key.file, wanted, version.size, quiet=self.schedule.is_quiet):
+        for run in self._around.plan(key.file, wanted, version.size, used=used, quiet=self.schedule.is_quiet):
             for i in table.overlapping(run.offset, run.size):
                 other = window_key(key.file, table, i)
                 if other in self._flights or self._index.is_resident(other, version):
@@ -245,18 +253,30 @@ class Filler:
                 if runs and runs[-1].offset <= part.offset <= runs[-1].end:
                     part = ByteRange(runs[-1].offset, max(part.end, runs[-1].end) - runs.pop().offset)
                 runs.append(part)
-        self._counters.source_reads.along_bytes += max(0, sum(run.size for run in runs) - wanted.size)
-        return runs
+        self._counters.source_reads.along_bytes += sum(run.size - run.intersection(wanted).size for run in runs)
+        if runs:
+            self._hinting += 1
+            self._nursery.start_soon(self._hint, file, runs)
+
+    async def _hint(self, file: SourceFile, runs: Sequence[ByteRange]) -> None:
+        """Tell the source, in a thread that nobody waits for: so much of it takes the kernel some milliseconds."""
+        try:
+            await self._pools.metadata.run(will_need, file, runs)
+        except OSError as error:
+            log.debug("the source takes no hints: %s", error)
+        except Exception:
+            self._counters.errors.handler += 1
+            log.exception("a hint failed on a fault of ours")
+        finally:
+            self._hinting -= 1
 
     # ------------------------------------------------------------------ flying
 
-    async def _fly(
-        self, flight: Flight, accepted: dict[RangeKey, bool], along: Sequence[ByteRange], reads: bool, urgent: bool
-    ) -> None:
+    async def _fly(self, flight: Flight, accepted: dict[RangeKey, bool], reads: bool, urgent: bool) -> None:
         left = dict(accepted)
         key = flight.keys[0]
         try:
-            await self._bring(flight, along, reads=reads, urgent=urgent)
+            await self._bring(flight, reads=reads, urgent=urgent)
             while left and flight.error is None:
                 key, reserved = next(iter(left.items()))
                 del left[key]
@@ -276,7 +296,7 @@ class Filler:
             landing, self._landing = self._landing, trio.Event()
             landing.set()
 
-    async def _bring(self, flight: Flight, along: Sequence[ByteRange], *, reads: bool, urgent: bool) -> None:
+    async def _bring(self, flight: Flight, *, reads: bool, urgent: bool) -> None:
         """Read what nobody gives, until the windows are whole or the source fails."""
         brought = 0
         try:
@@ -285,7 +305,7 @@ class Filler:
                 if flight.ended:
                     return
             for piece in flight.pieces():
-                hints = self._hints(flight, piece, brought, along)
+                hints = self._hints(flight, piece, brought)
                 await self._read_piece(flight, piece, hints, urgent=urgent and brought < FOREGROUND_BYTES)
                 brought += piece.size
                 flight.arrived(piece)
@@ -300,12 +320,10 @@ class Filler:
             # The readers that still wait ask the source themselves, and count and report what it says.
             flight.end(error)
 
-    def _hints(self, flight: Flight, piece: ByteRange, brought: int, along: Sequence[ByteRange]) -> list[ByteRange]:
+    def _hints(self, flight: Flight, piece: ByteRange, brought: int) -> list[ByteRange]:
         """What the disks are told before a piece is read, so that they read on while it is looked at."""
         if self._around is None:
             return []
-        if brought == 0 and along:
-            return list(along)
         window = flight.window
         runs = [window.intersection(ByteRange(piece.offset, piece.size + PIECE_MAX_BYTES))]
         if brought == 0 and window.size <= FOREGROUND_BYTES:

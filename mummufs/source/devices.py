@@ -29,11 +29,8 @@ def suggested_reads(path: str, *, sys: Path = Path("/sys"), proc: Path = Path("/
 
 
 def spins(path: str, *, sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> bool:
-    """Whether the volume that `path` is on is known to have a member device that spins."""
-    devices = member_devices(path, sys=sys, proc=proc)
-    return any((device / "queue").exists() or (device / "partition").exists() for device in devices) and not all(
-        _is_solid(device, sys) for device in devices
-    )
+    """Whether the volume that `path` is on has a device that says that it spins. One that is not known does not."""
+    return any("1" in _rotational(device, sys) for device in member_devices(path, sys=sys, proc=proc))
 
 
 def member_devices(path: str, *, sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> list[Path]:
@@ -66,13 +63,18 @@ def _mounted_device(path: str, proc: Path) -> str | None:
     return device
 
 
-def _is_solid(device: Path, sys: Path, depth: int = 0) -> bool:
+def _is_solid(device: Path, sys: Path) -> bool:
     """Whether a block device, and every one below it, says that it does not spin."""
+    return _rotational(device, sys) == {"0"}
+
+
+def _rotational(device: Path, sys: Path, depth: int = 0) -> set[str]:
+    """What a block device, or those below it, say of whether they spin: "0", "1", or "" where they do not."""
     whole = device.parent if (device / "partition").exists() else device
     lower = sorted((whole / "slaves").glob("*"))
     if lower and depth < _DEPTH_MAX:
-        return all(_is_solid(slave.resolve(), sys, depth + 1) for slave in lower)
+        return {said for slave in lower for said in _rotational(slave.resolve(), sys, depth + 1)}
     try:
-        return (whole / "queue/rotational").read_text().strip() == "0"
+        return {(whole / "queue/rotational").read_text().strip()}
     except OSError:
-        return False
+        return {""}

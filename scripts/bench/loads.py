@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import click
+
 from scripts.bench.bench_model import RANGE_BYTES
 from scripts.bench.benchlib import run
 from scripts.bench.replay import Mode, program, replay, shuffled, whole_in_pieces
@@ -95,7 +97,7 @@ class FioLoad:
         output = run(*command, timeout_s=setup.limit_s * 2 + START_TIMEOUT_S)
         read = json.loads(output[output.index("{") :])["jobs"][0]["read"]
         if not read["io_bytes"] or not read["bw_bytes"]:
-            raise RuntimeError(f"fio read nothing: {' '.join(command)}")
+            raise click.ClickException(f"fio read nothing: {shlex.join(command)}")
         return Sample(read["io_bytes"], read["io_bytes"] / read["bw_bytes"], shlex.join(command))
 
 

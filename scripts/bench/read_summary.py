@@ -18,22 +18,19 @@ def summarise(results: Results) -> list[str]:
 
 
 def _cpu(results: Results) -> list[str]:
-    ours, theirs = [], []
+    ratios = {}
     for name, row in results.rows.items():
         with_lane = results.rows.get(name.removeprefix(NO_LANE_PREFIX))
         if name.startswith(NO_LANE_PREFIX) and with_lane is not None:
-            pair = [each.median(MOUNT, "cpu_s_per_gb") for each in (with_lane, row)]
-            if pair[0] is not None and pair[1] is not None:
-                ours.append(pair[0])
-                theirs.append(pair[1])
-    if not ours:
+            ours, theirs = (each.median(MOUNT, "cpu_s_per_gb") for each in (with_lane, row))
+            if ours is not None and theirs:
+                ratios[with_lane.title] = ours / theirs
+    if not ratios:
         return []
-    # The mean of the rows' medians, so that a row counts the same however far it got.
-    mine, other = statistics.mean(ours), statistics.mean(theirs)
-    ratio = mine / other
-    verdict = "ok" if ratio <= CPU_RATIO_MOST else "MISSED"
-    what = f"Daemon CPU per GB served from hits, over the {len(ours)} rows measured both ways"
-    figures = f"{mine:.3f} s with the lane, {other:.3f} s with pyfuse3 alone, {ratio:.2f} x"
+    worst = max(ratios, key=lambda title: ratios[title])
+    verdict = "ok" if ratios[worst] <= CPU_RATIO_MOST else "MISSED"
+    what = f"Daemon CPU per GB served from hits, with the lane over pyfuse3 alone, in {len(ratios)} rows"
+    figures = f"{statistics.median(ratios.values()):.2f} x in the median, {ratios[worst]:.2f} x at worst ({worst})"
     return [f"{what}: {figures} (at most {CPU_RATIO_MOST:g}: {verdict})."]
 
 

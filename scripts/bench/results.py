@@ -82,13 +82,14 @@ class Results:
         """Make a note of a measurement that fails, and go on: one must not cost all the others."""
         try:
             yield
-        except click.ClickException as error:
+        except (click.ClickException, OSError) as error:
             self.failed = True
-            self.note(f"{what}: {error.message}")
+            self.note(f"{what}: {error.message if isinstance(error, click.ClickException) else error}")
 
     def finish(self, path: Path | None) -> None:
         """Write the JSON, if wanted. Raises ClickException if a measurement failed."""
         if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
         if self.failed:
             raise click.ClickException("not everything could be measured; the notes say what")

@@ -286,7 +286,7 @@ async def test_writing_range_files_holds_nobody_up(tmp_path: Path) -> None:
 
 async def test_the_source_is_told_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[ByteRange] = []
-    monkeypatch.setattr(flight, "will_need", lambda _, runs: told.extend(runs))
+    monkeypatch.setattr(filler, "will_need", lambda _, runs: told.extend(runs))
     window, count = 256 * KIB, 8
     data = contents(count * window)
     table = make_table(len(data), [(i * window, window) for i in range(count)])
@@ -295,14 +295,32 @@ async def test_the_source_is_told_what_comes_next(tmp_path: Path, monkeypatch: p
         handle = await e.open(b"model")
         await e.read(handle, 3 * window, PAGE)
         await e.idle()
-        assert told[0] == ByteRange(0, len(data)), "the block that the window is in"
+        assert told == [ByteRange(4 * window, 4 * window), ByteRange(0, 3 * window)], "the block that the window is in"
         assert e.counters.source_reads.along_bytes == len(data) - window
         assert source.read_bytes() == window, "and nothing but the window is read and stored"
         assert e.index.statistics().resident == 1
         told.clear()
         await e.read(handle, 2 * window - PAGE, 2 * PAGE)  # a graze of what is known already
         await e.fill(handle, 5)
-        assert all(run.size <= window for run in told)
+        assert told == []
+        e.check()
+
+
+async def test_a_window_is_asked_for_whole_before_its_first_piece_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = MIB
+    data = contents(2 * window)
+    source, parser = MemorySource({b"model": data}), FakeParser({b"model": make_table(2 * window, [(window, window)])})
+    told: list[tuple[int, list[ByteRange]]] = []
+    monkeypatch.setattr(flight, "will_need", lambda _, runs: told.append((len(source.reads), list(runs))))
+    async with engine(source, tmp_path, parser, read_around=True) as e:
+        handle = await e.open(b"model")
+        told.clear()
+        await e.read(handle, window + window // 2, PAGE)
+        await e.idle()
+        half = ByteRange(window + window // 2, window // 2)
+        assert told[0] == (0, [half, ByteRange(window, window // 2)])
         e.check()
 
 
@@ -314,10 +332,14 @@ async def test_what_is_in_the_store_is_not_asked_for(tmp_path: Path, monkeypatch
     async with engine(source, tmp_path, parser) as e:
         await e.fill(await e.open(b"model"), 0, 3, 4)
     told: list[ByteRange] = []
-    monkeypatch.setattr(flight, "will_need", lambda _, runs: told.extend(runs))
+    monkeypatch.setattr(filler, "will_need", lambda _, runs: told.extend(runs))
     async with engine(source, tmp_path, parser, read_around=True, scan=True) as e:
         handle = await e.open(b"model")
         await e.read(handle, 2 * window - PAGE, 2 * PAGE)  # it grazes the third window, and is likely to go on
-        assert told == [ByteRange(window, 2 * window), ByteRange(5 * window, 3 * window)]
         await e.idle()
+        assert told == [
+            ByteRange(2 * window - PAGE, window + PAGE),
+            ByteRange(5 * window, 3 * window),
+            ByteRange(window, window - PAGE),
+        ]
         e.check()

@@ -98,8 +98,8 @@ def test_a_graze_does_not_fill(tree: Path, store: Path) -> None:
         pread_direct(path, 0, PAGE)
         m.settle()
         before = m.status()["store"]["ranges"]
-        for offset in range(start - 128 * KIB, end, MIB):
-            assert pread_direct(path, offset, MIB) == data[offset : offset + MIB]
+        for offset in range(start - 128 * KIB, end, 512 * KIB):  # a larger read may come as several requests
+            assert pread_direct(path, offset, 512 * KIB) == data[offset : offset + 512 * KIB]
         for _ in range(4):  # the same bytes again and again count once
             pread_direct(path, end - 128 * KIB, 256 * KIB)
             pread_direct(path, start - 128 * KIB, 256 * KIB)

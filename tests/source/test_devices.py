@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mummufs.source.devices import READS_ROTATIONAL, READS_SOLID, member_devices, suggested_reads
+from mummufs.source.devices import READS_ROTATIONAL, READS_SOLID, member_devices, spins, suggested_reads
 
 
 class Kernel:
@@ -142,3 +142,17 @@ def test_what_is_not_known_is_taken_to_spin(kernel: Kernel, kind: str) -> None:
 
 def test_a_volume_that_no_mount_holds(kernel: Kernel) -> None:
     assert kernel.suggested() == READS_ROTATIONAL
+
+
+@pytest.mark.parametrize(
+    ("rotational", "expected"),
+    [(("1",), True), (("0",), False), ((None,), False), (("0", "1"), True), (("0", None), False), ((), False)],
+)
+def test_a_volume_spins_if_one_of_its_disks_says_so(
+    tmp_path: Path, rotational: tuple[str | None, ...], expected: bool
+) -> None:
+    kernel = Kernel(tmp_path)
+    disks = [kernel.disk(f"sd{i}", said) for i, said in enumerate(rotational)]
+    if disks:
+        kernel.holds(kernel.partition(kernel.over("dm-0", *disks), "dm-0p1"))
+    assert spins(os.fspath(kernel.volume), sys=kernel.sys, proc=kernel.proc) is expected

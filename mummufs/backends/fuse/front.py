@@ -179,11 +179,15 @@ class Front:
 
 
 def _max_pages() -> int:
-    """Pages of the largest request: as many as the kernel allows and a pipe has room for, with a header."""
+    """Pages of the largest request: as many as the kernel allows and a pipe has room for beside a header.
+
+    A power of two: a read that is cut leaves no crumb of a page, which would look like a read of its own.
+    """
     pipe = Pipe()
     pipe.close()
     try:
         allowed = int(_PAGES_LIMIT.read_text())
     except (OSError, ValueError):
         allowed = PAGES_MAX_DEFAULT
-    return max(1, min(allowed, pipe.pages - 1))
+    most = min(allowed, pipe.pages - 1)
+    return 1 << most.bit_length() - 1 if most > 0 else 1

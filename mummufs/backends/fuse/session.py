@@ -185,7 +185,7 @@ class Session:
             if self.front is None:
                 pyfuse3.close(unmount=not self._ended.is_set())
                 return
-            if not self._gone.is_set():
+            if not self._ended.is_set():  # it never came to serving
                 unmount(self._mountpoint, True)
             self.front.close()
             pyfuse3.close(unmount=False)
