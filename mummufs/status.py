@@ -87,6 +87,7 @@ def _lane(front: Front, operations: Operations) -> dict[str, Any]:
         "push_wasted_bytes": 0 if pusher is None else pusher.wasted_bytes,
         "push_queued_bytes": 0 if pusher is None else pusher.queued_bytes,
         "push_queued_bytes_max": 0 if pusher is None else pusher.queued_bytes_max,
+        "push_held": 0 if pusher is None else pusher.held,
         "push_dropped": 0 if pusher is None else pusher.dropped,
         "push_failed": 0 if pusher is None else pusher.failed,
     }

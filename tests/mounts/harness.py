@@ -16,6 +16,7 @@ from typing import Any, Self
 import pytest
 
 from mummufs import control
+from tests.mounts.ways import OPTIONS_ENV
 from tests.support.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -110,8 +111,9 @@ class Mounted:
         arguments = ["mount", os.fspath(self.source), os.fspath(self.mountpoint), "--log-file", os.fspath(self.log)]
         if self.store is not None:
             arguments += ["--store", os.fspath(self.store), "--store-size", self._store_size]
-        if self._options:
-            arguments += ["-o", ",".join(self._options)]
+        options = [word for word in (os.environ.get(OPTIONS_ENV), *self._options) if word]
+        if options:
+            arguments += ["-o", ",".join(options)]
         return arguments
 
     def mount(self) -> None:

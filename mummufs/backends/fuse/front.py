@@ -86,7 +86,7 @@ class Front:
             ),
         )
         self.reads = LaneReads(operations.read_plainly, operations.counters)
-        self.pusher = Pusher(self.fd) if options.push and reports is not None else None
+        self.pusher = Pusher(self.fd, self.reads.submit) if options.push and reports is not None else None
         self._touched = trio.Event()
         self.lane: Lane | None = None
 

@@ -168,12 +168,18 @@ class Lane:
     def _watch(self) -> None:
         """Find servers that the store holds."""
         seen: dict[_Server, int] = {}
+        held = -1
         while not self._ended.wait(LOOK_S):
             for server in list(self._servers):
                 number = server.number
                 if server.pending and seen.get(server) == number:
                     self._replace(server)
                 seen[server] = number
+            pusher = self.pusher
+            if pusher is not None:
+                if pusher.pending and held == pusher.number:
+                    self._free_held(pusher)
+                held = pusher.number
             seen = {server: seen[server] for server in self._servers if server in seen}
 
     def _replace(self, server: _Server) -> None:
@@ -193,6 +199,13 @@ class Lane:
         with self._lock:
             self._servers.append(stand_in)
         stand_in.start()
+
+    def _free_held(self, pusher: Pusher) -> None:
+        """The READ that the pusher holds has waited long enough, for the store or for a page that is locked."""
+        with contextlib.suppress(IndexError):
+            request = pusher.pending.pop()
+            request.avoid_store = True
+            self.reads.submit(request)
 
     def retire(self, server: _Server) -> None:
         """A server that was given up has come back: another is in its place."""
@@ -274,12 +287,15 @@ class _Server:
 
     def _read(self, unique: int, nodeid: int, pid: int) -> None:
         lane = self._lane
-        fh, offset, size, *_ = wire.READ_IN.unpack_from(self._buffer, wire.IN_HEADER.size)
+        fh, offset, size, _, _, flags, _ = wire.READ_IN.unpack_from(self._buffer, wire.IN_HEADER.size)
         request = LaneRead(unique, fh, offset, size, pid, self.fd)
         hit: _Hit | None = None
         filled = False
         try:
             hit = self._hit(request)
+            if hit is not None and hit.size <= PAGE_SIZE and self._is_held(request, hit, nodeid, flags):
+                self._note(hit)
+                return
             if hit is not None:
                 self.number += 1
                 self.pending.append(request)
@@ -300,8 +316,6 @@ class _Server:
         else:
             self._note(hit)
             self._answer(request, hit.size)
-            if hit.size <= PAGE_SIZE and lane.pusher is not None:
-                lane.pusher.saw_page(nodeid, hit.node, hit.view, hit.pieces[0].window, offset)
 
     def _hit(self, request: LaneRead) -> _Hit | None:
         """Where the bytes are; None where the engine has to look."""
@@ -319,6 +333,13 @@ class _Server:
         if offset % PAGE_SIZE:
             pages += 2 * len(pieces)  # bytes that do not begin on a page take parts of more pages
         return _Hit(handle.node, view, pieces, end - offset) if pages <= self._pipe.pages else None
+
+    def _is_held(self, request: LaneRead, hit: _Hit, nodeid: int, flags: int) -> bool:
+        """Whether a READ of one page is part of a walk, and the pusher answers it when it has pushed what follows."""
+        pusher = self._lane.pusher
+        if pusher is None or flags & os.O_DIRECT:  # direct reads do not look into the page cache
+            return False
+        return pusher.saw_page(request, nodeid, hit.node, hit.view, hit.pieces[0].window)
 
     def _fill(self, request: LaneRead, hit: _Hit) -> bool:
         """Put the answer into the pipe; False if something short of it may be there."""

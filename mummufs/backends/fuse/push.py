@@ -2,11 +2,16 @@
 
 With MADV_RANDOM, or wherever the kernel does no read-ahead, each page of a mapped expert costs a fault and a READ of
 4 KiB. The second READ in a row within one window shows a walk; then the rest of the window is stored into the page
-cache by NOTIFY_STORE, which is one message for a megabyte, and the walk finds its pages there.
+cache by NOTIFY_STORE, which is one message for half a megabyte, and the walk finds its pages there. If nothing else is
+being pushed, the READ that showed the walk is *held*: it is answered after the next HELD_BYTES, so that the walk does
+not ask for each page that is on its way.
 
-NOTIFY_STORE waits for pages that are locked by a READ under way, so it is sent from a thread that serves nothing: one
-that serves could wait for itself. It overwrites what the page cache has, so it is sent only while the node is current
-and nobody has it open for writing. It is a guess, so it is bounded: bytes that wait, and free memory.
+NOTIFY_STORE waits for pages that are locked by a READ under way. A thread that serves READs could wait for itself, so
+it is sent from a thread of its own, which holds one READ at most, and never one of a page that it pushes; every other
+READ is answered by somebody else. The watchdog of the lane looks after the held one as after any other.
+
+It overwrites what the page cache has, so it is sent only while the node is current and nobody has it open for writing.
+It is a guess, so it is bounded: bytes that wait, and free memory.
 """
 
 from __future__ import annotations
@@ -16,19 +21,23 @@ import logging
 import os
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from mummufs.backends.fuse import wire
+from mummufs.backends.fuse.lanereads import LaneRead
 from mummufs.backends.fuse.pipes import Pipe
 from mummufs.core.ranges import PAGE_SIZE
 from mummufs.engine.nodes import Node
-from mummufs.engine.views import FileView
+from mummufs.engine.views import FileView, Piece
 
 QUEUED_BYTES_MAX = 64 << 20
 """Bytes that wait to be pushed; more are not."""
-CHUNK_BYTES = 256 << 10
-"""Bytes of one message: small, so that the walk meets what was pushed soon."""
+CHUNK_BYTES = 512 << 10
+"""Bytes of one message, where the pipe has room for them."""
+HELD_BYTES = 2 << 20
+"""What is pushed before the READ that showed the walk is answered: some 2 ms, the rest of most experts."""
 WALKS_MAX = 512
 """Windows whose last READ of a page is remembered."""
 MEMORY_LEFT_BYTES = 256 << 20
@@ -62,23 +71,32 @@ class _Job(NamedTuple):
 class Pusher:
     """One thread. `saw_page` is called by those that serve."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, otherwise: Callable[[LaneRead], None]) -> None:
         """Push nothing until `start`.
 
         Args:
             fd: a descriptor of the connection.
+            otherwise: has the engine answer a held READ that cannot be answered here.
         """
         self._fd = fd
+        self._otherwise = otherwise
         self._walks: OrderedDict[tuple[int, int], _Walk] = OrderedDict()
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._ended = False
+        self._idle = True
         self._pipe = Pipe()
+        self._chunk_bytes = min(CHUNK_BYTES, (self._pipe.pages - 1) * PAGE_SIZE)
+        self.pending: list[LaneRead] = []
+        """The READ that is held. Whoever takes it out answers it."""
+        self.number = 0
+        """Goes up with each chunk: how the watchdog sees that it goes on."""
         self.queued_bytes = 0
         self.queued_bytes_max = 0
         self.pushed_bytes = 0
         self.wasted_bytes = 0
         """Of these, bytes that the kernel asked for all the same: it had dropped them, or the walk was quicker."""
+        self.held = 0
         self.dropped = 0
         self.failed = 0
 
@@ -93,9 +111,9 @@ class Pusher:
             self._jobs.clear()
             self._changed.notify_all()
 
-    def saw_page(self, nodeid: int, node: Node, view: FileView, window: int, offset: int) -> None:
-        """A READ of one page was answered from this window."""
-        key = (nodeid, window)
+    def saw_page(self, request: LaneRead, nodeid: int, node: Node, view: FileView, window: int) -> bool:
+        """A READ of one page lies in this window. Returns whether it is held: then it is answered here."""
+        key, offset = (nodeid, window), request.offset
         with self._changed:
             before = self._walks.pop(key, None)
             if before is None or offset <= before.offset:  # the first, or a new walk
@@ -104,12 +122,20 @@ class Pusher:
                 self.wasted_bytes += PAGE_SIZE * before.pushed
                 pages = before.pages + 1 if offset == before.offset + PAGE_SIZE else 1
                 walk = _Walk(offset, pages, before.pushed)
+            held = False
             if walk.pages == (PAGES_BEFORE_AGAIN if walk.pushed else PAGES_IN_A_ROW):
+                idle = self._idle
                 pushed = self._offer(_Job(nodeid, node, view, offset + PAGE_SIZE, view.ends[window]))
+                held = pushed and idle
                 walk = _Walk(offset, 0, pushed or walk.pushed)
             self._walks[key] = walk
             if len(self._walks) > WALKS_MAX:
                 self._walks.popitem(last=False)
+            if held:
+                self.held += 1
+                self.pending.append(request)
+                self._changed.notify()
+        return held
 
     def _offer(self, job: _Job) -> bool:
         size = job.end - job.offset
@@ -120,6 +146,7 @@ class Pusher:
             return False
         self.queued_bytes += size
         self.queued_bytes_max = max(self.queued_bytes_max, self.queued_bytes)
+        self._idle = False
         self._jobs.append(job)
         self._changed.notify()
         return True
@@ -127,47 +154,86 @@ class Pusher:
     def _run(self) -> None:
         while True:
             with self._changed:
+                self._idle = not self._jobs
                 self._changed.wait_for(lambda: bool(self._jobs) or self._ended)
                 if self._ended:
-                    return
+                    break
                 job = self._jobs.popleft()
             try:
                 self._push(job)
             except OSError as error:
                 self.failed += 1
                 self._renew()
-                if error.errno == errno.ENODEV:
-                    return
+                log.debug("pushing failed: %s", error)
             except Exception:
                 self.failed += 1
                 self._renew()
                 log.exception("pushing failed on a fault of ours")
             finally:
+                self._let_go(job)
                 with self._changed:
                     self.queued_bytes -= job.end - job.offset
+        while self.pending:
+            self._otherwise(self.pending.pop())
 
     def _push(self, job: _Job) -> None:
         """Store the bytes, chunk by chunk, as long as the node is current and there is memory."""
+        if available_bytes() < MEMORY_LEFT_BYTES:
+            self.dropped += 1
+            return
         at = job.offset
         while at < job.end and not self._ended:
-            size = min(CHUNK_BYTES, job.end - at)
-            if job.node.view is not job.view or available_bytes() < MEMORY_LEFT_BYTES:
-                self.dropped += 1
-                return
+            if at - job.offset >= HELD_BYTES:
+                self._let_go(job)
+            size = min(self._chunk_bytes, job.end - at)
             pieces = job.view.pieces(at, at + size)
-            if pieces is None:  # evicted meanwhile
+            if job.node.view is not job.view or pieces is None:  # it has changed, or was evicted
+                self.dropped += 1
                 return
             whole = wire.OUT_HEADER.size + wire.STORE_OUT.size + size
             header = wire.OUT_HEADER.pack(whole, wire.NOTIFY_STORE, 0) + wire.STORE_OUT.pack(job.nodeid, at, size, 0)
-            os.write(self._pipe.write_fd, header)
-            for stored, _, within, part in pieces:
-                if not stored.splice_proved(self._pipe.write_fd, within, part):
-                    self._renew()
-                    return
+            self.number += 1
+            if not self._fill(header, pieces):
+                return
             if os.splice(self._pipe.read_fd, self._fd, whole) != whole:
                 raise OSError(errno.EIO, "the kernel took part of a notification")
             self.pushed_bytes += size
             at += size
+
+    def _fill(self, header: bytes, pieces: list[Piece]) -> bool:
+        """Put a message into the pipe; False, and an empty pipe, if the store does not have it all."""
+        os.write(self._pipe.write_fd, header)
+        for stored, _, within, size in pieces:
+            if not stored.splice_proved(self._pipe.write_fd, within, size):
+                self._renew()
+                return False
+        return True
+
+    def _let_go(self, job: _Job) -> None:
+        """Answer the held READ, if there is one and nobody else has seen to it."""
+        try:
+            request = self.pending[0]
+            end = min(request.offset + request.size, job.view.size)
+            pieces = job.view.pieces(request.offset, end)
+            header = wire.OUT_HEADER.pack(wire.OUT_HEADER.size + end - request.offset, 0, request.unique)
+            filled = pieces is not None and self._fill(header, pieces)
+        except IndexError:
+            return
+        except OSError:
+            self._renew()
+            filled = False
+        try:
+            self.pending.pop()
+        except IndexError:  # the watchdog was here
+            self._renew()
+            return
+        if not filled:
+            self._otherwise(request)
+            return
+        try:
+            os.splice(self._pipe.read_fd, request.fd, len(header) + end - request.offset)
+        except OSError:  # it does not wait any more
+            self._renew()
 
     def _renew(self) -> None:
         self._pipe.close()

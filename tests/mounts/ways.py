@@ -1,0 +1,78 @@
+"""The four ways in which the mount tests run: with the lane, without it, and with what older kernels offer.
+
+    python -m tests.mounts.ways all [PYTEST ARGUMENT...]      every way, the whole of tests/mounts
+    python -m tests.mounts.ways others [PYTEST ARGUMENT...]   for a suite that has run the first way by itself:
+                                                              all of tests/mounts without the lane, a quick part of it
+                                                              as on older kernels
+
+An older kernel is imitated by taking out of INIT's offer what it did not know.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from mummufs.mount import MASKED_ENV
+
+OPTIONS_ENV = "MUMMUFS_TEST_OPTIONS"
+"""A string for `-o`, added to every mount of the harness; a test's own options win."""
+
+SINCE = {
+    "CREATE_SUPP_GROUP": (34, (6, 3)),
+    "HAS_EXPIRE_ONLY": (35, (6, 4)),
+    "DIRECT_IO_ALLOW_MMAP": (36, (6, 6)),
+    "PASSTHROUGH": (37, (6, 9)),
+    "NO_EXPORT_SUPPORT": (38, (6, 9)),
+    "HAS_RESEND": (39, (6, 9)),
+    "ALLOW_IDMAP": (40, (6, 12)),
+    "OVER_IO_URING": (41, (6, 14)),
+    "REQUEST_TIMEOUT": (42, (6, 15)),
+}
+"""INIT flags that came after 6.1, the oldest kernel served: name -> bit, first Linux that offers it. All of them are in
+flags2; the first word was full before."""
+
+
+def offered_after(kernel: tuple[int, int]) -> int:
+    """The mask of what this kernel does not offer: flags in the low word, flags2 in the high one."""
+    return sum(1 << bit for bit, since in SINCE.values() if since > kernel)
+
+
+WAYS: dict[str, dict[str, str]] = {
+    "lane": {},
+    "no lane": {OPTIONS_ENV: "lane=off"},
+    "6.1": {MASKED_ENV: f"{offered_after((6, 1)):x}"},
+    "6.8": {MASKED_ENV: f"{offered_after((6, 8)):x}"},
+}
+"""Name -> environment of the tests."""
+
+ALL = ("tests/mounts",)
+QUICK = ("tests/mounts/test_bytes.py", "tests/mounts/test_warm.py", "tests/mounts/test_mirror.py")
+LANE = ("tests/mounts/test_lane.py", "tests/mounts/test_modes.py")
+"""What is only of the lane says the same without it."""
+
+PLANS: dict[str, dict[str, Sequence[str]]] = {
+    "all": dict.fromkeys(WAYS, ALL),
+    "others": {"no lane": ALL, "6.1": (*QUICK, *LANE), "6.8": (*QUICK, *LANE)},
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a plan to its end; 1 if a way has failed."""
+    if not arguments or arguments[0] not in PLANS:
+        print((__doc__ or "").strip(), file=sys.stderr)
+        return 2
+    failed = []
+    for way, paths in PLANS[arguments[0]].items():
+        print(f"== {way}", flush=True)
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "mount", *paths, *arguments[1:]]
+        if subprocess.run(command, env={**os.environ, **WAYS[way]}, check=False).returncode != 0:
+            failed.append(way)
+    print(f"failed: {', '.join(failed)}" if failed else f"all well: {', '.join(PLANS[arguments[0]])}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
