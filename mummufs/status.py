@@ -157,6 +157,11 @@ def _gauges(service: Service, operations: Operations) -> dict[str, Any]:
         filler = service.cache.filler
         gauges["fill_bytes_in_flight"] = filler.in_flight_bytes
         gauges["fill_bytes_in_flight_max"] = filler.in_flight_bytes_max
+        gauges["source_reads_foreground"] = filler.schedule.foreground
+        gauges["source_reads_background"] = filler.schedule.background
+        gauges["source_reads_ordered_waiting"] = filler.schedule.waiting
+        gauges["source_reads_ordered_waiting_max"] = filler.schedule.waiting_max
+        gauges["read_around_share_used"] = filler.share_used
         gauges["open_range_files"] = service.cache.resident.open_files
         gauges["evictions_queued"] = service.cache.evictor.queued
         gauges["heat_remembered"] = service.cache.index.statistics().ghosts

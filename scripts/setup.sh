@@ -15,9 +15,9 @@ install_packages() {
     done
     [ -z "$missing" ] && return
     echo "installing$missing"
-    as_root apt-get update -qq
+    as_root apt-get -o Acquire::Retries=3 update -qq
     # shellcheck disable=SC2086 # a list of names
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 install -y -qq --no-install-recommends $missing >/dev/null
 }
 
 # make_venv EXTRA: .venv with mummufs in it, installed anew when pyproject.toml or the wish has changed.
@@ -26,6 +26,6 @@ make_venv() {
     [ "$(cat .venv/mummufs-installed 2>/dev/null)" = "$wanted" ] && return
     echo "installing mummufs in .venv"
     [ -x .venv/bin/python ] || /usr/bin/python3 -m venv .venv
-    .venv/bin/pip install --quiet --disable-pip-version-check -e ".$1"
+    .venv/bin/pip install --quiet --retries 5 --disable-pip-version-check -e ".$1"
     echo "$wanted" >.venv/mummufs-installed
 }

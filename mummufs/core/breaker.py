@@ -54,6 +54,10 @@ class Breaker:
         self._answered_at = now
         self._failed_in_a_row = 0
 
+    def came_back(self, now: float) -> None:
+        """A call met a fault that is counted once for all who meet it, here or elsewhere: at least nothing hangs."""
+        self._answered_at = now
+
     def failed(self, now: float, *, at_once: bool) -> None:
         """A call failed.
 

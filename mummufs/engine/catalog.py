@@ -8,6 +8,7 @@ all, so that the second read of a range is served from the store even if the fir
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from typing import Protocol
 
 import trio
@@ -16,7 +17,7 @@ from mummufs.core.errors import ManifestError, RangeFileError
 from mummufs.core.grazes import Grazes
 from mummufs.core.manifest import RangeTable
 from mummufs.core.plan import is_wanted, window_key
-from mummufs.core.ranges import ByteRange, RangeKey, Version
+from mummufs.core.ranges import ByteRange, FileId, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
 from mummufs.engine.filler import MERGE_MAX_BYTES
@@ -27,6 +28,9 @@ from mummufs.source.base import SourceFile
 
 STEP = 256
 """Windows looked at between two checkpoints."""
+
+WITHOUT_MAX = 4096
+"""Files without ranges that are remembered after everybody has closed and forgotten them."""
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +63,8 @@ class Catalog:
         self._pools = pools
         self._counters = counters
         self._parsing: dict[Node, Version] = {}
+        self._loading: dict[Node, trio.Event] = {}
+        self._without: OrderedDict[FileId, Version] = OrderedDict()
         self._finishing = 0
         self._early = Grazes()
         self._nursery: trio.Nursery | None = None
@@ -78,26 +84,42 @@ class Catalog:
         return len(self._parsing) + self._finishing
 
     async def opened(self, node: Node, file: SourceFile) -> None:
-        """A file has been opened: see that its table is known, now or soon."""
+        """A file has been opened: see that its table is known, now or soon.
+
+        Of a file that was found to have no ranges this is believed at once, and looked at again: somebody may have put
+        a manifest beside it.
+        """
+        if node in self._loading:  # another has opened it just now: what is in the store is known in a moment
+            await self._loading[node].wait()
         version = node.version
         if node.parsed == version or node in self._parsing or version.size == 0 or self._nursery is None:
             return
         self._parsing[node] = version
+        if self._without.get(node.file) == version:
+            self._known(node, None, version)
+        self._loading[node] = trio.Event()
         try:
             table = await self._load(node, version)
-            if table is not None:
-                self._known(node, table, version)
-                del self._parsing[node]
-                await self._again(node, file, version)
+            if table is None:
+                self._nursery.start_soon(self._parse, node, file, version)
                 return
-            self._nursery.start_soon(self._parse, node, file, version)
+            self._known(node, table, version)
+            del self._parsing[node]
         except BaseException:
             self._parsing.pop(node, None)
             raise
+        finally:
+            self._loading.pop(node).set()
+        await self._again(node, file, version)  # not before: it waits for who is loading
 
     def _known(self, node: Node, table: RangeTable | None, version: Version) -> None:
         """The windows of a version of a file have been found."""
         node.table, node.parsed = table, version
+        self._without.pop(node.file, None)
+        if not table:
+            self._without[node.file] = version
+            if len(self._without) > WITHOUT_MAX:
+                self._without.popitem(last=False)
         if self._views and table is not None and len(table) and not node.stale and node.version == version:
             node.view = self._cache.resident.view(node.file, version, table)
 

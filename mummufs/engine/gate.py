@@ -56,7 +56,8 @@ class Gate:
 
         Raises:
             StoreLateError: it was not answered in time, or not asked.
-            OSError: as the call. One that the call returns counts the same.
+            OSError: as the call. One that the call returns is left to the caller to count (`failed`): many readers
+                may meet one range file's fault.
         """
         if self.reads.is_open:
             raise StoreLateError
@@ -70,7 +71,7 @@ class Gate:
                 self.failed(self.reads, error, at_once=False)
                 raise
             if isinstance(answer, OSError) and not isinstance(answer, FileNotFoundError):
-                self.failed(self.reads, answer, at_once=False)
+                self.reads.came_back(trio.current_time())
             else:
                 self.reads.succeeded(trio.current_time())
             return answer
@@ -94,20 +95,24 @@ class Gate:
         """Run a call that changes the store, to its end.
 
         Raises:
-            OSError: as the call.
+            Exception: as the call.
         """
+        failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_write)
             try:
                 answer = await self._pools.store_writes.run(call, *args)
-                nursery.cancel_scope.cancel()
-            except OSError as error:
-                nursery.cancel_scope.cancel()
-                failure = error
+            except Exception as error:
+                failure = error  # raised below: what is raised here would be wrapped in a group
             else:
                 self.writes.succeeded(trio.current_time())
-                return answer
-        raise failure
+            nursery.cancel_scope.cancel()
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # with its traceback it is a cycle, in whose frames a file may be open
+        return answer
 
     def answered(self) -> None:
         """A backend that reads the store by itself was answered."""

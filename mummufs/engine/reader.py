@@ -251,6 +251,8 @@ class Reader:
         if cache.index.version(key) == version and not cache.filler.has(key):
             self._counters.errors.store += 1
             self._counters.errors.corrupt += isinstance(read, RangeFileError)
+            if isinstance(read, OSError) and not isinstance(read, FileNotFoundError):
+                cache.gate.failed(cache.gate.reads, read, at_once=False)  # once, however many readers have met it
             log.warning(
                 "the range file of inode %d, offset %d, %d bytes is dropped: %s", key.file.inode, *key[1:], read
             )

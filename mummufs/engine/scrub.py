@@ -141,7 +141,9 @@ class Scrub:
         except StoreLateError:
             self.progress.skipped += 1
             return
-        if isinstance(proved, str):
+        if isinstance(proved, str) and (self._cache.index.version(key) != version or self._cache.filler.has(key)):
+            self.progress.skipped += 1  # it was evicted or restamped meanwhile, or is being restamped now
+        elif isinstance(proved, str):
             self.progress.corrupt += 1
             self._counters.errors.corrupt += 1
             self._drop(key, proved)

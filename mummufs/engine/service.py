@@ -105,6 +105,7 @@ class Service:
         self.catalog: Catalog | None = None
         self._store_dir = store_dir
         self.scanned = store is None
+        self._draining = False
         if store is not None:
             self.cache = self._make_cache(store, options, wall_ns)
             self.catalog = Catalog(
@@ -179,6 +180,7 @@ class Service:
         """Begin no more fills and give those that have their bytes DRAIN_S to be written."""
         if self.cache is None:
             return
+        self._draining = True
         self.cache.filler.open_for_fills = False
         with trio.move_on_after(DRAIN_S):
             while self.cache.filler.flights:
@@ -199,7 +201,7 @@ class Service:
             pause_s = min(RESCAN_S_MAX, 2 * pause_s)
         self.scanned = True
         self.reader.scanning = False
-        self.cache.filler.open_for_fills = True
+        self.cache.filler.open_for_fills = not self._draining
         self.cache.evictor.wake()
 
     async def _scan(self, store_dir: Path) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from mummufs.core.index import CacheIndex, State
 from mummufs.core.manifest import RangeTable
@@ -21,16 +20,9 @@ from mummufs.core.ranges import Version
 from mummufs.core.stats import Counters
 from mummufs.store.storedrange import StoredRange
 
-
-class Piece(NamedTuple):
-    """A run of bytes and the range file that has them."""
-
-    stored: StoredRange
-    window: int
-    """The window's number in the table."""
-    at: int
-    """Where in the window it begins."""
-    size: int
+Piece = tuple[StoredRange, int, int, int]
+"""A run of bytes: the range file that has them, the window's number in the table, where in the window they begin, and
+how many they are. A plain tuple, because every hit makes one."""
 
 
 class OpenRanges(dict[tuple[int, int], StoredRange]):
@@ -72,7 +64,7 @@ class FileView:
                 if range_file is None:
                     return None
             stop = min(end, ends[i])
-            found.append(Piece(range_file, i, at - starts[i], stop - at))
+            found.append((range_file, i, at - starts[i], stop - at))
             at = stop
             i += 1
         return found

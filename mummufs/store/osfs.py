@@ -45,6 +45,10 @@ class Os(Protocol):
 
     def state(self, fd: int) -> FileState: ...
 
+    def is_in(self, fd: int, state: FileState) -> bool:
+        """Whether `state(fd)` is this, without making one: every hit asks."""
+        ...
+
     def read(self, fd: int, buffer: memoryview, offset: int) -> int:
         """Read once; the bytes read, 0 at end of file."""
         ...
@@ -119,6 +123,11 @@ class RealOs:
     def state(self, fd: int) -> FileState:
         s = os.fstat(fd)
         return FileState(s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_nlink, stat.S_ISREG(s.st_mode))
+
+    def is_in(self, fd: int, state: FileState) -> bool:
+        s = os.fstat(fd)
+        # Nothing of a file changes without its ctime; size and inode are looked at for file systems that are careless.
+        return s.st_ctime_ns == state.ctime_ns and s.st_size == state.size and s.st_ino == state.inode
 
     def read(self, fd: int, buffer: memoryview, offset: int) -> int:
         return os.preadv(fd, [buffer], offset)

@@ -139,23 +139,23 @@ class StoredRange:
         Raises:
             OSError: they cannot be read; some may be in the pipe.
         """
-        fs, descriptor = self._fs, self._descriptor
+        descriptor, proved = self._descriptor, self._proved
         fd = descriptor.direct
-        if self._proved is None or fd is None:
+        if proved is None or fd is None:
             return False
-        if fd == NO_DIRECT or offset & PAGE_MASK:
+        if fd == NO_DIRECT or offset & PAGE_MASK or (size & PAGE_MASK and offset + size != self.key.size):
             fd, ask = descriptor.fd, size
         else:
-            ask = (size + PAGE_MASK) & ~PAGE_MASK  # beyond the end of the file there is nothing to get
-        at, left = HEADER_BYTES + offset, size
+            ask = (size + PAGE_MASK) & ~PAGE_MASK  # whole pages; beyond the end of the file there is nothing to get
+        splice, at, left = self._fs.splice, HEADER_BYTES + offset, size
         while left > 0:
-            n = fs.splice(fd, pipe, ask, at)
+            n = splice(fd, pipe, ask, at)
             if n == 0:
                 return False
             at += n
             ask -= n
             left -= n
-        return left == 0 and fs.state(descriptor.fd) == self._proved
+        return self._fs.is_in(descriptor.fd, proved)
 
     @property
     def proof(self) -> FileState | None:

@@ -26,6 +26,19 @@ def test_so_many_in_a_row_open_it() -> None:
     assert b.is_open
 
 
+def test_a_fault_that_was_counted_already_neither_opens_it_nor_mends_it() -> None:
+    b = Breaker()
+    for i in range(FAULTS_MAX):
+        assert not b.is_open
+        b.failed(float(i), at_once=False)
+        b.came_back(i + 0.5)
+    assert b.is_open
+    b = Breaker()
+    b.came_back(10.0)
+    b.late(10.0 + STALL_S / 2)
+    assert not b.is_open, "something has come back just now"
+
+
 def test_a_fault_of_the_device_opens_it_at_once() -> None:
     b = Breaker()
     b.succeeded(0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,55 @@ async def test_a_table_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) 
         fs.fails = lambda *_: False
         await e.fill(handle, 0)
         assert e.state(handle, 0) is State.RESIDENT
+        e.check()
+
+
+async def test_a_table_that_is_too_large_to_keep_is_used_all_the_same(tmp_path: Path) -> None:
+    source, parser = source_and_parser()
+    parser.gate = trio.Event()
+    async with engine(source, tmp_path, parser) as e:
+        e.cache.store._tables_bytes_max = 0
+        handle = await e.open(b"model")
+        await e.read(handle, 0, WINDOW)
+        parser.gate.set()
+        await e.idle()
+        assert (e.counters.errors.store, e.counters.errors.handler) == (1, 0)
+        assert e.state(handle, 0) is State.RESIDENT, "what was read early is filled"
+        e.check()
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_a_chmod_while_the_table_is_loaded(tmp_path: Path, stored: bool) -> None:
+    """Whoever opens the file then, the handle has a table in the end, and nobody waits for himself."""
+    source, parser = source_and_parser()
+    if stored:
+        async with engine(source, tmp_path, parser) as e:
+            await e.open(b"model")
+    begun, held = threading.Event(), threading.Event()
+    fs = FaultyOs(tmp_path)
+
+    def hold(name: str, _: int) -> bool:
+        if name == "open" and not begun.is_set():
+            begun.set()
+            held.wait(60)
+        return False
+
+    async with engine(source, tmp_path, parser, fs=fs) as e:
+        node = await e.overlay.look_up(e.overlay.nodes.root, b"model")
+        fs.fails = hold
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(e.overlay.open, node)
+            await trio.to_thread.run_sync(begun.wait)
+            source.chmod(b"model", 0o600)
+            await e.overlay.attributes(node)
+            held.set()
+        await e.idle()
+        handle = await e.overlay.open(node)
+        await e.idle()
+        assert handle.node.ranges is not None
+        assert await e.read(handle, 5, 100) == DATA[5:105]
+        await e.idle()
         e.check()
 
 

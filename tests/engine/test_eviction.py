@@ -89,10 +89,12 @@ async def test_the_budget_holds_at_every_step(tmp_path: Path, monkeypatch: pytes
                 offset = (k * 5 + reader) % COUNT * WINDOW
                 assert await e.read(handle, offset + 9, 10 * KIB) == DATA[offset + 9 : offset + 9 + 10 * KIB]
 
-        assert await gather(*(partial(sweep, reader) for reader in range(16))) == [None] * 16
-        await e.idle()
+        # A sweep may be through before the first range files are written: until then nothing can make room.
+        while e.counters.fills.completed < 8:
+            assert await gather(*(partial(sweep, reader) for reader in range(16))) == [None] * 16
+            await e.idle()
         assert e.counters.errors.handler == 0
-        assert e.counters.fills.completed >= 8
+        assert e.counters.evictions.ranges >= 4
         assert max(samples) == 4 * charge_of(WINDOW)
         e.check()
 

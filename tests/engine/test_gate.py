@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from trio.testing import MockClock
 
 from mummufs.core import breaker
 from mummufs.core.breaker import StoreState
+from mummufs.core.errors import RangeFileError
 from mummufs.engine import gate
 from mummufs.source.memory import MemorySource
-from tests.engine.harness import FakeParser, FaultyOs, contents, engine, make_table
+from tests.engine.harness import FakeParser, FaultyOs, contents, engine, gather, make_table
 
 WINDOW = 64 << 10
 COUNT = 4
@@ -114,6 +116,47 @@ async def test_reads_that_keep_failing_turn_the_store_off(tmp_path: Path, mock_c
         await e.idle()
         mock_clock.jump(breaker.QUIET_S)
         assert e.cache.gate.state.value == "normal"
+
+
+async def test_many_readers_of_one_broken_range_file_do_not_turn_the_store_off(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    """They all meet the same fault, which says nothing of other files. Here none of them goes on before all have."""
+    source, parser, data = model()
+    async with engine(source, tmp_path, parser) as e:
+        await e.fill(await e.open(b"model"), *range(COUNT))
+    readers = 2 * breaker.FAULTS_MAX
+    together = threading.Barrier(readers)
+    fs = FaultyOs(tmp_path)
+    async with engine(source, tmp_path, parser, fs=fs, scan=True) as e:
+        handle = await e.open(b"model")
+        fs.fails = lambda name, _: name == "open" and together.wait(60) >= 0
+        got = await gather(*(partial(e.read, handle, WINDOW, 4096) for _ in range(readers)))
+        fs.fails = lambda *_: False
+        assert got == [data[WINDOW : WINDOW + 4096]] * readers
+        await e.idle()
+        assert not e.cache.gate.reads.is_open
+        assert e.counters.errors.store == 1
+        assert e.index.statistics().resident == COUNT - 1
+        hits = e.counters.reads.hits
+        assert await e.read(handle, 0, 4096) == data[:4096]
+        assert e.counters.reads.hits == hits + 1
+        e.check()
+
+
+async def test_what_a_write_raises_comes_as_it_is(tmp_path: Path) -> None:
+    """Not in a group of exceptions, whatever it is."""
+    source, parser, _ = model()
+
+    def refuse(error: Exception) -> None:
+        raise error
+
+    async with engine(source, tmp_path, parser) as e:
+        for error in (RangeFileError("it is too large"), OSError(5, "no"), RuntimeError("a fault of ours")):
+            with pytest.raises(type(error)) as raised:
+                await e.cache.gate.write(refuse, error)
+            assert raised.value is error
+        e.check()
 
 
 async def test_a_write_that_is_late_stops_new_fills_and_is_waited_for(

@@ -260,6 +260,18 @@ async def test_drain_waits_for_what_is_being_written_and_begins_nothing(tmp_path
         e.check()
 
 
+async def test_a_scan_that_ends_during_a_drain_begins_nothing_either(tmp_path: Path) -> None:
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser, scan=True, hold_scan=True) as e:
+        handle = await e.open(b"model")
+        await e.service.drain()
+        e.service.scan_gate.set()
+        await e.service.stock_taken.wait()
+        await e.fill(handle, 0)
+        assert e.state(handle, 0) is State.ABSENT
+        e.check()
+
+
 async def test_a_drain_gives_up_on_a_source_that_hangs(tmp_path: Path, mock_clock: MockClock) -> None:
     source, parser = source_and_parser()
     async with engine(source, tmp_path, parser) as e, trio.open_nursery() as nursery:

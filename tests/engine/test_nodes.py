@@ -9,7 +9,7 @@ import pytest
 
 from mummufs.core.ranges import FileId
 from mummufs.engine.nodes import Change, Node, NodeTable, change, refresh
-from mummufs.engine.views import FileView
+from mummufs.engine.views import FileView, OpenRanges
 from mummufs.source.base import Attributes
 from tests.engine.harness import make_table
 
@@ -53,7 +53,7 @@ def seen_once() -> tuple[NodeTable, Node]:
     table = NodeTable(ROOT)
     node, replaced = table.seen(table.root, b"f", FILE)
     assert replaced is None
-    node.view = FileView(FILE.version, make_table(FILE.size, []))
+    node.view = FileView(FILE.version, make_table(FILE.size, []), OpenRanges())
     return table, node
 
 

@@ -29,11 +29,16 @@ class Calls:
         self.schedule = Schedule(Pools(8))
         self.begun: list[str] = []
         self.ends: dict[str, trio.Event] = {}
+        self._beginning = trio.Event()
         self._token = trio.lowlevel.current_trio_token()
 
     def call(self, name: str) -> None:
-        trio.from_thread.run_sync(self.begun.append, name, trio_token=self._token)
+        trio.from_thread.run_sync(self._has_begun, name, trio_token=self._token)
         trio.from_thread.run(self.ends[name].wait, trio_token=self._token)
+
+    def _has_begun(self, name: str) -> None:
+        self.begun.append(name)
+        self._beginning.set()
 
     async def foreground(self, name: str) -> None:
         self.ends[name] = trio.Event()
@@ -46,7 +51,8 @@ class Calls:
     async def settle(self, count: int) -> None:
         """Wait until so many calls have begun."""
         while len(self.begun) < count:
-            await trio.lowlevel.checkpoint()
+            self._beginning = trio.Event()
+            await self._beginning.wait()
         await trio.testing.wait_all_tasks_blocked()
 
     def check_at_rest(self) -> None:

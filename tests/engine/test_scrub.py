@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from mummufs.core.ranges import RangeKey
 from mummufs.engine.scrub import Scrub
 from mummufs.source.memory import MemorySource
 from mummufs.store.layout import HEADER_BYTES
-from tests.engine.harness import FakeParser, contents, engine, make_table
+from tests.engine.harness import FakeParser, FaultyOs, contents, engine, make_table
 
 WINDOW = 16 << 10
 COUNT = 6
@@ -60,6 +61,34 @@ async def test_a_flipped_byte_is_found_and_dropped(tmp_path: Path) -> None:
         assert scrub.progress.corrupt == 1
         assert e.state(handle, 2) is State.ABSENT
         assert e.counters.errors.corrupt == 1
+        e.check()
+
+
+async def test_what_is_evicted_while_it_is_looked_at_is_not_corrupt(tmp_path: Path) -> None:
+    source, parser = model()
+    begun, held = threading.Event(), threading.Event()
+
+    def hold(name: str, _: int) -> bool:
+        if name == "read":
+            begun.set()
+            held.wait(60)
+        return False
+
+    fs = FaultyOs(tmp_path)
+    async with engine(source, tmp_path, parser, fs=fs) as e, trio.open_nursery() as nursery:
+        handle = await e.open(b"dir/model")
+        await e.fill(handle, 0)
+        scrub = e.service.scrub
+        assert scrub is not None
+        fs.fails = hold
+        nursery.start_soon(partial(scrub.run, rate_bytes_per_s=FAST))
+        await trio.to_thread.run_sync(begun.wait)
+        e.cache.evictor.evict_nowait([e.key(handle, 0)])
+        await e.wait_until(lambda: not e.range_file(handle, 0).exists())
+        held.set()
+        await e.idle()
+        assert (scrub.progress.running, scrub.progress.corrupt, scrub.progress.skipped) == (False, 0, 1)
+        assert (e.counters.errors.corrupt, e.counters.errors.store) == (0, 0)
         e.check()
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.faultfs.client import FaultFs
-from tests.hostile.support import KIB, PAGE, RANGE_BYTES, fill, model, read_all
+from tests.hostile.support import KIB, MIB, PAGE, RANGE_BYTES, fill, model, read_all
 from tests.mounts.harness import Mounted, opened
 from tests.mounts.test_versions import QUICK, SEEN_S
 from tests.mounts.test_versions import model as gguf
@@ -41,6 +41,12 @@ def write_version(path: Path, number: int) -> None:
 def versions_in(data: bytes) -> set[bytes]:
     """The versions that these bytes are of."""
     return {data[i : i + 8] for i in range(0, len(data), 8)}
+
+
+def nodes_left(m: Mounted) -> int:
+    """How many inodes the kernel knows after it was told to forget what is not open; one is the root."""
+    Path("/proc/sys/vm/drop_caches").write_text("2")
+    return int(m.status()["gauges"]["inodes"])
 
 
 def _manifest(tree: Path) -> None:
@@ -288,3 +294,34 @@ def test_a_name_that_becomes_something_else_while_it_is_open(tree: Path, store: 
             except OSError as error:
                 assert error.errno == errno.ESTALE
         assert m.settle()["errors"]["handler"] == 0
+
+
+@pytest.mark.mount
+def test_what_is_pushed_late_goes_to_no_other_version(tree: Path, tmp_path: Path) -> None:
+    """A push that the store holds up, to an inode number that the kernel has forgotten meanwhile. The file has been
+    rewritten since, and would get that number again: its pages would be those of the old version."""
+    write_native(tree / "f", seed=1, sizes=(MIB,), gap=PAGE)
+    old = (tree / "f").read_bytes()
+    new = bytes(255 - byte for byte in old)
+    with (
+        FaultFs(tmp_path) as under,
+        Mounted(tree, store=under.mountpoint / "store", options=(*QUICK, "lane=on", "push=on")) as m,
+    ):
+        fill(m, {"f": old})
+        m.drop_pages("f")
+        with opened(m.path("f")) as fd, mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+            mapped.madvise(mmap.MADV_RANDOM)
+            number = os.fstat(fd).st_ino
+            assert mapped[4 * PAGE] == old[4 * PAGE]
+            under.hang()
+            assert mapped[5 * PAGE] == old[5 * PAGE], "the source has answered it"
+        try:
+            assert m.status()["lane"]["push_queued_bytes"] > 0, "a walk was seen"
+            with (tree / "f").open("r+b") as file:
+                file.write(new)
+            wait_for(partial(nodes_left, m), lambda nodes: nodes == 1)
+            assert os.stat(m.path("f")).st_ino != number
+        finally:
+            under.resume()
+        wait_for(m.status, lambda s: s["lane"]["push_queued_bytes"] == 0)
+        assert m.read("f") == new

@@ -36,6 +36,10 @@ class WatchedOs:
         self._call("state")
         return self._real.state(fd)
 
+    def is_in(self, fd: int, state: FileState) -> bool:
+        self._call("state")
+        return self._real.is_in(fd, state)
+
     def read(self, fd: int, buffer: memoryview, offset: int) -> int:
         self._call("read")
         return self._real.read(fd, buffer, offset)

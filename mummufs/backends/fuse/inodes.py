@@ -1,13 +1,15 @@
 """Inode numbers: which number the kernel knows each node by, and how many look-ups it owes us.
 
 A node gets its inode number in the source where that is free, so that `ls -i` shows the same as there; a second version
-of a file, or a file of another subvolume with an equal number, gets one from the top half.
+of a file, or a file of another subvolume with an equal number, gets one from the top half. So does a file whose number
+is still written to: what was meant for a node that the kernel has forgotten must not end in the pages of another.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 
 from mummufs.engine.nodes import Node
 
@@ -18,8 +20,14 @@ _OWN_NUMBERS = 1 << 63
 class Inodes:
     """The nodes that the kernel knows."""
 
-    def __init__(self, root: Node) -> None:
+    def __init__(self, root: Node, is_written_to: Callable[[int], bool] = lambda _: False) -> None:
+        """Know the root alone.
+
+        Args:
+            is_written_to: whether pages of a number may still be stored into the kernel's cache.
+        """
         self._root = root
+        self._is_written_to = is_written_to
         self._nodes: dict[int, Node] = {ROOT: root}
         self._numbers: dict[Node, int] = {root: ROOT}
         self._look_ups: dict[int, int] = {}
@@ -77,7 +85,8 @@ class Inodes:
     def _free_number(self, node: Node) -> int:
         number = node.file.inode
         same = node.file.filesystem == self._root.file.filesystem
-        if same and ROOT < number < _OWN_NUMBERS and number not in self._nodes:
+        free = ROOT < number < _OWN_NUMBERS and number not in self._nodes
+        if same and free and not self._is_written_to(number):
             return number
         self._next += 1
         return self._next

@@ -6,12 +6,15 @@ range files into the pipe, pipe into the device. No byte passes through Python a
 other READ is a task of the engine (`lanereads`), everything else goes to libfuse (`relay`).
 
 Exactly one answer. Until the last splice nothing has reached the kernel, so whatever goes wrong before it (a range
-file that is short or has changed, an error, an exception of ours) costs the pipe, which may hold half an answer, and
-the engine answers. While a server is in the store its request lies in `pending`; to take it out is to have the right
-to answer, and only one thread can. The watchdog takes it out when the server has been there for STALL_S, hands it to
-the engine, and puts another server in its place; as long as one is stuck, no other goes to the store by itself.
+file that is short or has changed, an error, an exception of ours) costs what is in the pipe, which may be half an
+answer, and the engine answers. So it does where the kernel has refused the answer: an answer to a request that has
+none any more is refused too, so there are never two. While a server is in the store its request lies in `pending`; to
+take it out is to have the right to answer, and only one thread can. The watchdog takes it out when the server has been
+there for STALL_S, hands it to the engine, and puts another server in its place; as long as one is stuck, no other goes
+to the store by itself.
 So a store that hangs holds SERVERS threads, delays SERVERS reads by STALL_S, and the engine's gate decides about the
-rest.
+rest. It hears of a server that has been stuck for as long as it waits itself, not before: a disk that takes a tenth of
+a second once is slow, and does not hang.
 
 What the lane reads of the engine is immutable or changes entry by entry (`engine.views`). What it tells the engine,
 touches and counts, is collected by each server and fetched in batches.
@@ -22,46 +25,32 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
-from mummufs.backends.fuse import relay, wire
-from mummufs.backends.fuse.lanereads import LaneRead, LaneReads
-from mummufs.backends.fuse.pipes import Pipe
+from mummufs.backends.fuse import wire
+from mummufs.backends.fuse.lanereads import LaneReads
+from mummufs.backends.fuse.laneserver import Server
 from mummufs.backends.fuse.push import Pusher
 from mummufs.backends.fuse.relay import Relay
-from mummufs.core.ranges import PAGE_SIZE
-from mummufs.engine.nodes import Node
+from mummufs.core import breaker
 from mummufs.engine.overlay import Handle
-from mummufs.engine.views import FileView, Piece
 from mummufs.store.storedrange import StoredRange
 
 SERVERS = 4
 """Threads that read the device."""
 STALL_S = 0.1
 """A server that is in the store for longer is given up."""
-LOOK_S = STALL_S / 2
-REQUEST_BYTES = relay.MAX_WRITE_BYTES + relay.MESSAGE_OVERHEAD_BYTES
-TOUCHED_MAX = 4096
-"""Range files that a server has touched since it was last asked; more are served without being noted."""
-DEVICE_FAULTS_MAX = 100
-"""Errors of the device in a row that no thread expects; then it ends."""
-
-_GONE = (errno.ENODEV, errno.EBADF, errno.ECONNABORTED)
-_AGAIN = (errno.EINTR, errno.EAGAIN, errno.ENOENT)
+LOOKS = 2
+"""The watchdog looks this often in STALL_S."""
+LOOK_S = STALL_S / LOOKS
+LATE_S = 2 * LOOK_S
+"""A look that comes later than this says that the machine does not let us run, and nothing of the store."""
 
 log = logging.getLogger(__name__)
-
-
-class _Hit(NamedTuple):
-    """Where the bytes of a READ are."""
-
-    node: Node
-    view: FileView
-    pieces: list[Piece]
-    size: int
 
 
 class Lane:
@@ -105,8 +94,11 @@ class Lane:
         self._stalled = stalled
         self._gone = gone
         self._gone_told = False
-        self._servers = [_Server(self, fd) for fd in clones]
-        self._stuck: set[_Server] = set()
+        self._servers = [Server(self, fd) for fd in clones]
+        self._stuck: dict[Server, float] = {}
+        """Server -> when the engine is told of it; infinity once it was."""
+        self._vacant: list[int] = []
+        """Descriptors that nobody serves: there was no thread or no pipe left."""
         self._retired_hits = self._retired_hit_bytes = 0
         self._fetched_hits = 0
         self._lock = threading.Lock()
@@ -154,7 +146,10 @@ class Lane:
 
     def interrupt(self, unique: int, message: memoryview) -> None:
         """The caller of a request has got a signal."""
-        if self.reads.interrupt(unique) or any(server.serves(unique) for server in self._servers):
+        held = [] if self.pusher is None else self.pusher.pending
+        if self.reads.interrupt(unique) or any(
+            request.unique == unique for pending in (held, *(s.pending for s in self._servers)) for request in pending
+        ):
             return  # the engine looks after it, or it is being answered this very moment
         if self.libfuse.owns(unique):
             self.libfuse.forward(message, wire.INTERRUPT, 0, self.clones[0])
@@ -167,38 +162,60 @@ class Lane:
 
     def _watch(self) -> None:
         """Find servers that the store holds."""
-        seen: dict[_Server, int] = {}
-        held = -1
+        seen: dict[Server | Pusher, tuple[int, int]] = {}
+        before = time.monotonic()
         while not self._ended.wait(LOOK_S):
-            for server in list(self._servers):
-                number = server.number
-                if server.pending and seen.get(server) == number:
-                    self._replace(server)
-                seen[server] = number
-            pusher = self.pusher
-            if pusher is not None:
-                if pusher.pending and held == pusher.number:
-                    self._free_held(pusher)
-                held = pusher.number
-            seen = {server: seen[server] for server in self._servers if server in seen}
+            now = time.monotonic()
+            late, before = now - before > LATE_S, now
+            try:
+                seen = {} if late else self._look(seen)
+                self._tell_stuck(now)
+                self._fill_vacancies()
+            except Exception:  # without a watchdog a store that hangs would be waited for
+                self.faults += 1
+                log.exception("the watchdog of the lane failed on a fault of ours; it goes on")
 
-    def _replace(self, server: _Server) -> None:
+    def _look(self, seen: dict[Server | Pusher, tuple[int, int]]) -> dict[Server | Pusher, tuple[int, int]]:
+        """Free the request that has been held for STALL_S; the others, by who holds them: request and looks so far."""
+        now_seen: dict[Server | Pusher, tuple[int, int]] = {}
+        holders: list[Server | Pusher] = [*self._servers]
+        if self.pusher is not None:
+            holders.append(self.pusher)
+        for holder in holders:
+            number = holder.number
+            if not holder.pending:
+                continue
+            known, looks = seen.get(holder, (number, 0))
+            looks = looks + 1 if known == number else 1
+            if looks <= LOOKS:
+                now_seen[holder] = number, looks
+            elif isinstance(holder, Server):
+                self._replace(holder)
+            else:
+                self._free_held(holder)
+        return now_seen
+
+    def _tell_stuck(self, now: float) -> None:
+        with self._lock:
+            due = [server for server, at in self._stuck.items() if at <= now]
+            self._stuck.update(dict.fromkeys(due, math.inf))
+        for _ in due:
+            self._stalled()
+
+    def _replace(self, server: Server) -> None:
         try:
             request = server.pending.pop()
         except IndexError:  # it has come back this very moment
             return
         with self._lock:
-            self._stuck.add(server)
+            self._stuck[server] = time.monotonic() + breaker.STALL_S - STALL_S
             self.paused = True
+            self._vacant.append(server.fd)
         self.replaced += 1
         log.warning("a read of the store has not come back for %.1f s: the source answers", STALL_S)
-        self._stalled()
         request.avoid_store = True
         self.reads.submit(request)
-        stand_in = _Server(self, server.fd)
-        with self._lock:
-            self._servers.append(stand_in)
-        stand_in.start()
+        self._fill_vacancies()
 
     def _free_held(self, pusher: Pusher) -> None:
         """The READ that the pusher holds has waited long enough, for the store or for a page that is locked."""
@@ -207,184 +224,29 @@ class Lane:
             request.avoid_store = True
             self.reads.submit(request)
 
-    def retire(self, server: _Server) -> None:
+    def _fill_vacancies(self) -> None:
+        """Put servers where there are none. Where there is no pipe or thread for one, that is tried again later."""
+        while self._vacant:
+            try:
+                stand_in = Server(self, self._vacant[0])
+            except OSError as error:
+                log.warning("no server can be put in the place of one that is stuck: %s", error)
+                return
+            try:
+                stand_in.start()
+            except RuntimeError as error:
+                stand_in.discard()
+                log.warning("no server can be put in the place of one that is stuck: %s", error)
+                return
+            self._vacant.pop(0)
+            with self._lock:
+                self._servers.append(stand_in)
+
+    def retire(self, server: Server) -> None:
         """A server that was given up has come back: another is in its place."""
         with self._lock:
             self._retired_hits += server.hits
             self._retired_hit_bytes += server.hit_bytes
             self._servers.remove(server)
-            self._stuck.discard(server)
+            self._stuck.pop(server, None)
             self.paused = bool(self._stuck)
-
-
-class _Server:
-    """One thread."""
-
-    def __init__(self, lane: Lane, fd: int) -> None:
-        self._lane = lane
-        self.fd = fd
-        self._buffer = bytearray(REQUEST_BYTES)
-        self._header = bytearray(wire.OUT_HEADER.size)
-        self._pipe = Pipe()
-        self.pending: list[LaneRead] = []
-        """The READ that this server is in the store for. Whoever takes it out answers it."""
-        self.number = 0
-        """Goes up with each READ: how the watchdog tells one from the next."""
-        self.lost = False
-        """Whether the watchdog took its request: another server is in its place."""
-        self.hits = 0
-        self.hit_bytes = 0
-        self.unfilled = 0
-        self.touched: dict[StoredRange, int] = {}
-
-    def start(self) -> None:
-        """Run in a thread of its own."""
-        threading.Thread(target=self._run, name="lane", daemon=True).start()
-
-    def serves(self, unique: int) -> bool:
-        """Whether it is in the store for this request."""
-        return any(request.unique == unique for request in self.pending)
-
-    def _run(self) -> None:
-        lane, buffer, faults = self._lane, self._buffer, 0
-        into = [buffer]
-        while not self.lost:
-            try:
-                size = os.readv(self.fd, into)
-            except OSError as error:
-                if error.errno in _AGAIN:
-                    continue
-                faults += 1
-                if error.errno in _GONE or faults > DEVICE_FAULTS_MAX:
-                    lane.ended()
-                    self._pipe.close()
-                    return
-                continue
-            faults = 0
-            _, opcode, unique, nodeid, _, _, pid, _, _ = wire.IN_HEADER.unpack_from(buffer)
-            try:
-                if opcode == wire.READ:
-                    self._read(unique, nodeid, pid)
-                else:
-                    self._other(opcode, unique, size)
-            except Exception:
-                lane.faults += 1
-                log.exception("a request (opcode %d) failed in the lane on a fault of ours; its caller got EIO", opcode)
-                if opcode not in wire.UNANSWERED:
-                    relay.reply(self.fd, unique, errno.EIO)
-        self._pipe.close()
-        lane.retire(self)
-
-    def _other(self, opcode: int, unique: int, size: int) -> None:
-        message = memoryview(self._buffer)[:size]
-        if opcode == wire.INIT:
-            self._lane.libfuse.init(bytearray(message), unique, self.fd)
-        elif opcode == wire.INTERRUPT:
-            (target,) = wire.INTERRUPT_IN.unpack_from(message, wire.IN_HEADER.size)
-            self._lane.interrupt(target, message)
-        else:
-            self._lane.libfuse.forward(message, opcode, unique, self.fd)
-
-    def _read(self, unique: int, nodeid: int, pid: int) -> None:
-        lane = self._lane
-        fh, offset, size, _, _, flags, _ = wire.READ_IN.unpack_from(self._buffer, wire.IN_HEADER.size)
-        request = LaneRead(unique, fh, offset, size, pid, self.fd)
-        hit: _Hit | None = None
-        filled = False
-        try:
-            hit = self._hit(request)
-            if hit is not None and hit.size <= PAGE_SIZE and self._is_held(request, hit, nodeid, flags):
-                self._note(hit)
-                return
-            if hit is not None:
-                self.number += 1
-                self.pending.append(request)
-                filled = self._fill(request, hit)
-        except OSError as error:  # the engine will see it too, and knows what to do about it
-            log.debug("the lane cannot read the store: %s", error)
-        except Exception:
-            lane.faults += 1
-            log.exception("a hit failed in the lane on a fault of ours; the engine answers")
-        if hit is None:
-            lane.reads.submit(request)
-        elif not self._claim():
-            self.lost = True  # the watchdog has handed the request to the engine and put another server in this place
-        elif not filled:
-            self.unfilled += 1
-            self._new_pipe()
-            lane.reads.submit(request)
-        else:
-            self._note(hit)
-            self._answer(request, hit.size)
-
-    def _hit(self, request: LaneRead) -> _Hit | None:
-        """Where the bytes are; None where the engine has to look."""
-        lane = self._lane
-        handle = lane.handles.get(request.fh)
-        view = None if handle is None else handle.node.view
-        if handle is None or view is None or lane.paused or not lane.may_read_store():
-            return None
-        offset = request.offset
-        end = min(offset + request.size, view.size)
-        pieces = view.pieces(offset, end)
-        if not pieces:
-            return None
-        pages = 1 + (end - offset + PAGE_SIZE - 1) // PAGE_SIZE
-        if offset % PAGE_SIZE:
-            pages += 2 * len(pieces)  # bytes that do not begin on a page take parts of more pages
-        return _Hit(handle.node, view, pieces, end - offset) if pages <= self._pipe.pages else None
-
-    def _is_held(self, request: LaneRead, hit: _Hit, nodeid: int, flags: int) -> bool:
-        """Whether a READ of one page is part of a walk, and the pusher answers it when it has pushed what follows."""
-        pusher = self._lane.pusher
-        if pusher is None or flags & os.O_DIRECT:  # direct reads do not look into the page cache
-            return False
-        return pusher.saw_page(request, nodeid, hit.node, hit.view, hit.pieces[0].window)
-
-    def _fill(self, request: LaneRead, hit: _Hit) -> bool:
-        """Put the answer into the pipe; False if something short of it may be there."""
-        wire.OUT_HEADER.pack_into(self._header, 0, wire.OUT_HEADER.size + hit.size, 0, request.unique)
-        pipe = self._pipe.write_fd
-        os.write(pipe, self._header)
-        for stored, _, at, size in hit.pieces:  # noqa: SIM110 - all() would make a generator for each request
-            if not stored.splice_proved(pipe, at, size):
-                return False
-        return True
-
-    def _claim(self) -> bool:
-        """Take the right to answer; False if the watchdog has it."""
-        try:
-            self.pending.pop()
-        except IndexError:
-            return False
-        return True
-
-    def _note(self, hit: _Hit) -> None:
-        """Count it, before the reader can see its bytes and ask for the counts."""
-        touched, lane = self.touched, self._lane
-        if len(touched) < TOUCHED_MAX:
-            for stored, _, _, size in hit.pieces:
-                touched[stored] = touched.get(stored, 0) + size
-        self.hits += 1
-        self.hit_bytes += hit.size
-        if not lane.has_news:
-            lane.has_news = True
-            lane.tell_touched()
-
-    def _answer(self, request: LaneRead, size: int) -> None:
-        """The last step: from here on the kernel has its answer, or the caller is told EIO."""
-        whole = wire.OUT_HEADER.size + size
-        try:
-            if os.splice(self._pipe.read_fd, self.fd, whole) == whole:
-                return
-            code = errno.EIO
-        except OSError as error:
-            code = error.errno or errno.EIO
-        self._new_pipe()
-        if code != errno.ENOENT:  # that is a caller who does not wait any more
-            relay.reply(self.fd, request.unique, errno.EIO)
-
-    def _new_pipe(self) -> None:
-        """Throw away what is in the pipe."""
-        self._pipe.close()
-        self._pipe = Pipe()

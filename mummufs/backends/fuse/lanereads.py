@@ -14,7 +14,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 Read = Callable[[int, int, int, bool], Awaitable[bytes | bytearray | memoryview]]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class LaneRead:
     """One READ, as the lane took it from the device."""
 
@@ -44,7 +44,8 @@ class LaneRead:
     fd: int
     avoid_store: bool = False
     """The store did not answer it in time."""
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    scope: trio.CancelScope | None = None
+    """While the engine has it."""
 
 
 class LaneReads:
@@ -114,6 +115,7 @@ class LaneReads:
     async def _answer(self, request: LaneRead) -> None:
         try:
             code, data = errno.EIO, None
+            request.scope = trio.CancelScope()
             with request.scope:
                 code, data = await self._outcome(request)
             if request.scope.cancelled_caught:
@@ -152,7 +154,7 @@ class LaneReads:
 
     async def _free_if_killed(self, request: LaneRead) -> None:
         while self._pending.get(request.unique) is request:
-            if is_being_killed(request.pid):
+            if request.scope is not None and is_being_killed(request.pid):  # without one its turn has not come yet
                 self.interrupted += 1
                 request.scope.cancel()
                 return

@@ -81,6 +81,8 @@ class Operations(pyfuse3.Operations):
         """How files are opened; the session sets it, for it knows what the kernel can do."""
         self.backing: dict[int, int] | None = None
         """Where to leave the backing id for a file handle whose reads are passed through."""
+        self.pushes_to: Callable[[int], bool] = lambda _: False
+        """Whether pages may still be pushed to an inode number; the session sets it."""
 
     @property
     def handles(self) -> Mapping[int, Handle]:
@@ -91,7 +93,7 @@ class Operations(pyfuse3.Operations):
     def inodes(self) -> Inodes:
         """The numbers that the kernel knows nodes by."""
         if self._inodes is None:
-            self._inodes = Inodes(self._overlay.nodes.root)
+            self._inodes = Inodes(self._overlay.nodes.root, self.pushes_to)
         return self._inodes
 
     @property

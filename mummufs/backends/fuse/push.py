@@ -82,6 +82,7 @@ class Pusher:
         self._otherwise = otherwise
         self._walks: OrderedDict[tuple[int, int], _Walk] = OrderedDict()
         self._jobs: deque[_Job] = deque()
+        self._job: _Job | None = None
         self._changed = threading.Condition()
         self._ended = False
         self._idle = True
@@ -111,6 +112,12 @@ class Pusher:
             self._jobs.clear()
             self._changed.notify_all()
 
+    def pushes_to(self, nodeid: int) -> bool:
+        """Whether a push to this number waits or is under way. Until it is through, no other node may get the number:
+        a store that hangs holds a push up for long, and it would end in the pages of whoever has the number then."""
+        with self._changed:
+            return any(job.nodeid == nodeid for job in (self._job, *self._jobs) if job is not None)
+
     def saw_page(self, request: LaneRead, nodeid: int, node: Node, view: FileView, window: int) -> bool:
         """A READ of one page lies in this window. Returns whether it is held: then it is answered here."""
         key, offset = (nodeid, window), request.offset
@@ -139,7 +146,7 @@ class Pusher:
 
     def _offer(self, job: _Job) -> bool:
         size = job.end - job.offset
-        if size <= 0 or self._ended:
+        if size <= 0 or self._ended or self._chunk_bytes == 0:
             return False
         if self.queued_bytes + size > QUEUED_BYTES_MAX:
             self.dropped += 1
@@ -158,20 +165,21 @@ class Pusher:
                 self._changed.wait_for(lambda: bool(self._jobs) or self._ended)
                 if self._ended:
                     break
-                job = self._jobs.popleft()
+                job = self._job = self._jobs.popleft()
             try:
                 self._push(job)
             except OSError as error:
                 self.failed += 1
-                self._renew()
+                self._pipe.clear()
                 log.debug("pushing failed: %s", error)
             except Exception:
                 self.failed += 1
-                self._renew()
+                self._pipe.clear()
                 log.exception("pushing failed on a fault of ours")
             finally:
                 self._let_go(job)
                 with self._changed:
+                    self._job = None
                     self.queued_bytes -= job.end - job.offset
         while self.pending:
             self._otherwise(self.pending.pop())
@@ -195,6 +203,10 @@ class Pusher:
             self.number += 1
             if not self._fill(header, pieces):
                 return
+            if job.node.view is not job.view:  # again: the store may have taken its time
+                self._pipe.clear()
+                self.dropped += 1
+                return
             if os.splice(self._pipe.read_fd, self._fd, whole) != whole:
                 raise OSError(errno.EIO, "the kernel took part of a notification")
             self.pushed_bytes += size
@@ -205,7 +217,7 @@ class Pusher:
         os.write(self._pipe.write_fd, header)
         for stored, _, within, size in pieces:
             if not stored.splice_proved(self._pipe.write_fd, within, size):
-                self._renew()
+                self._pipe.clear()
                 return False
         return True
 
@@ -213,31 +225,31 @@ class Pusher:
         """Answer the held READ, if there is one and nobody else has seen to it."""
         try:
             request = self.pending[0]
-            end = min(request.offset + request.size, job.view.size)
-            pieces = job.view.pieces(request.offset, end)
-            header = wire.OUT_HEADER.pack(wire.OUT_HEADER.size + end - request.offset, 0, request.unique)
-            filled = pieces is not None and self._fill(header, pieces)
         except IndexError:
             return
-        except OSError:
-            self._renew()
-            filled = False
+        filled, size = False, min(request.size, job.view.size - request.offset)
+        try:
+            pieces = job.view.pieces(request.offset, request.offset + size)
+            header = wire.OUT_HEADER.pack(wire.OUT_HEADER.size + size, 0, request.unique)
+            filled = pieces is not None and self._fill(header, pieces)
+        except OSError as error:
+            log.debug("the pusher cannot read the store: %s", error)
+        except Exception:
+            self.failed += 1
+            log.exception("pushing failed on a fault of ours; the engine answers")
         try:
             self.pending.pop()
         except IndexError:  # the watchdog was here
-            self._renew()
+            self._pipe.clear()
             return
-        if not filled:
-            self._otherwise(request)
-            return
-        try:
-            os.splice(self._pipe.read_fd, request.fd, len(header) + end - request.offset)
-        except OSError:  # it does not wait any more
-            self._renew()
-
-    def _renew(self) -> None:
-        self._pipe.close()
-        self._pipe = Pipe()
+        if filled:
+            try:
+                os.splice(self._pipe.read_fd, request.fd, wire.OUT_HEADER.size + size)
+                return
+            except OSError as error:
+                log.debug("the kernel does not take an answer of the pusher's: %s", error)
+        self._pipe.clear()
+        self._otherwise(request)
 
 
 def available_bytes() -> int:

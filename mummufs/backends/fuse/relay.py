@@ -166,7 +166,7 @@ class Relay:
                 return
             try:
                 self._reply(view[:size])
-            except Exception:  # neither one request nor the thread may be lost
+            except Exception:  # the thread must not be lost
                 self.lost_replies += 1
                 log.exception("a reply of libfuse could not be handed on, on a fault of ours")
 
@@ -182,12 +182,18 @@ class Relay:
         if owner is None:
             self.lost_replies += 1
             return
-        if owner.opcode == wire.INIT and self._offer is not None:
-            answer = bytearray(message)
-            self.negotiated = wire.answer_to_kernel(answer, self._offer, self._wishes)
-            message = memoryview(answer)
-        elif owner.opcode == wire.OPEN and error == 0:
-            message = self._opened(message)
+        try:
+            if owner.opcode == wire.INIT and self._offer is not None:
+                answer = bytearray(message)
+                self.negotiated = wire.answer_to_kernel(answer, self._offer, self._wishes)
+                message = memoryview(answer)
+            elif owner.opcode == wire.OPEN and error == 0:
+                message = self._opened(message)
+        except Exception:
+            self.lost_replies += 1
+            log.exception("a reply of libfuse could not be rewritten, on a fault of ours; its caller got EIO")
+            reply(owner.fd, unique, errno.EIO)
+            return
         try:
             os.write(owner.fd, message)
         except OSError as failure:

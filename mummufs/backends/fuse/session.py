@@ -121,6 +121,8 @@ class Session:
             unmount(self._mountpoint, True)
             raise device.LaneUnavailableError(f"libfuse does not take the lane's socket: {error}") from None
         self._operations.backing = front.relay.backing
+        if front.pusher is not None:
+            self._operations.pushes_to = front.pusher.pushes_to
         self.front = front
 
     def _mount_plainly(self) -> None:
