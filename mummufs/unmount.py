@@ -30,6 +30,12 @@ GONE_S = 10.0
 LOOK_AFTER_S = 1.0
 """A daemon that is still there after so long may be held by somebody: from then on that is looked at."""
 
+BUSY_S = 2.0
+"""How long a mount that is busy is tried again while nobody is found to hold it: whoever looks at it, a `df` or a
+`stat`, keeps it for a moment, and no list shows him."""
+
+BUSY_PAUSE_S = 0.02
+
 FUSERMOUNT = "fusermount3"
 FUSERMOUNT_S = 10.0
 """How long fusermount3 may take: it only makes one system call."""
@@ -105,17 +111,31 @@ def end_mount(mountpoint: Path, daemon_pid: int | None, *, lazy: bool, wait_s: f
     skip = {daemon_pid} if daemon_pid else set()
     process_fd = _open_process(daemon_pid)
     try:
-        try:
-            detach(mountpoint, lazy=lazy)
-        except BusyError as error:
-            names = listing(holders(entry.device, mount_ids=ids, skip_pids=skip)) or "a mount below it or the kernel"
-            raise BusyError(
-                f"'{mountpoint}' is busy: it is held by {names}; end that, or detach the mount with --lazy"
-            ) from error
+        _detach_unheld(mountpoint, entry, ids, skip, lazy=lazy)
         return _wait_gone(mountpoint, entry, ids, daemon_pid, process_fd, wait_s)
     finally:
         if process_fd is not None:
             os.close(process_fd)
+
+
+def _detach_unheld(mountpoint: Path, entry: MountEntry, ids: set[int], skip: set[int], *, lazy: bool) -> None:
+    """Unmount; where it is busy and nobody is found to hold it, again and again for BUSY_S.
+
+    Raises:
+        BusyError, MummufsError: as `end_mount`.
+    """
+    deadline = time.monotonic() + BUSY_S
+    while True:
+        try:
+            return detach(mountpoint, lazy=lazy)
+        except BusyError as error:
+            names = listing(holders(entry.device, mount_ids=ids, skip_pids=skip))
+            if names or time.monotonic() >= deadline:
+                names = names or "a mount below it or the kernel"
+                raise BusyError(
+                    f"'{mountpoint}' is busy: it is held by {names}; end that, or detach the mount with --lazy"
+                ) from error
+        time.sleep(BUSY_PAUSE_S)
 
 
 def mummufs_mount(mountpoint: Path) -> MountEntry:

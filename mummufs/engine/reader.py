@@ -39,6 +39,9 @@ from mummufs.source.base import SourceFile
 from mummufs.store.layout import charge_of
 from mummufs.store.storedrange import StoredRange
 
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What this process is short of, which says nothing of a range file."""
+
 log = logging.getLogger(__name__)
 
 
@@ -247,6 +250,9 @@ class Reader:
             return None
         if isinstance(read, bool):
             return buffer if read else None
+        if isinstance(read, OSError) and read.errno in _SHORTAGES:
+            self._counters.errors.store += 1
+            return None
         # Else it was evicted or restamped meanwhile, or is being restamped now, which is no fault.
         if cache.index.version(key) == version and not cache.filler.has(key):
             self._counters.errors.store += 1

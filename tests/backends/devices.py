@@ -69,6 +69,10 @@ class Device:
         """The kernel has gone."""
         self._kernel.close()
 
+    def drop(self) -> None:
+        """Nobody reads it any more."""
+        self._lane.close()
+
     def _received(self, size: int) -> bytes:
         self._kernel.settimeout(ANSWER_S)
         data = bytearray()
@@ -204,11 +208,14 @@ class Bench:
         for thread in lane_threads():
             thread.join(ANSWER_S)
         assert not lane_threads()
+        self.relay._ours.close()
+        for device in self.devices:
+            device.drop()
 
 
 def lane_threads() -> list[threading.Thread]:
     """The threads that the lane has."""
-    return [thread for thread in threading.enumerate() if thread.name.startswith(("lane", "relay re"))]
+    return [thread for thread in threading.enumerate() if thread.name.startswith(("lane", "relay"))]
 
 
 @contextlib.contextmanager

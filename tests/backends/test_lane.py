@@ -22,6 +22,8 @@ from tests.support.waiting import wait_for
 
 WINDOWS = ((0, 5 * PAGE), (4 * PAGE, 30 * PAGE), (33 * PAGE, 20 * PAGE), (60 * PAGE, 20 * PAGE - 100))
 SIZE = 80 * PAGE - 100
+THREADS = 2 + 1 + 3
+"""Two servers, the watchdog, the relay."""
 WHOLE = ((0, 40 * PAGE), (40 * PAGE, 40 * PAGE))
 
 
@@ -212,14 +214,14 @@ def test_a_hit_that_hangs_is_the_engine_s_and_answered_once(two: Bench, held: th
     unique = two.ask(0, 8 * PAGE)
     assert two.devices[0].answer() == (unique, 0, two.data[: 8 * PAGE])
     assert [(r.unique, r.avoid_store, r.fd) for r in two.engine.taken] == [(unique, True, two.devices[0].fd)]
-    wait_for(lambda: len(lane_threads()), lambda count: count == 2 + 1 + 1 + 2)  # two, a stand-in, the watchdog, relay
+    wait_for(lambda: len(lane_threads()), lambda count: count == THREADS + 1)
     assert (two.lane.stuck, two.lane.replaced, two.lane.paused) == (1, 1, True)
     for device in (0, 1):  # the stand-in, and the other: they leave the store alone
         assert two.read(40 * PAGE, PAGE, device) == two.data[40 * PAGE : 41 * PAGE]
     assert [request.avoid_store for request in two.engine.taken] == [True, False, False]
     held.set()
     wait_for(lambda: two.lane.stuck, lambda stuck: stuck == 0)
-    wait_for(lambda: len(lane_threads()), lambda count: count == 2 + 1 + 2)
+    wait_for(lambda: len(lane_threads()), lambda count: count == THREADS)
     assert not two.lane.paused
     assert not two.devices[0].has_answer, "the late one was thrown away"
     for device in (0, 1):
@@ -248,9 +250,14 @@ def test_the_engine_hears_of_a_server_that_stays_stuck(
     assert two.lane.stuck == 1
     assert two.stalls == []
     wait_for(lambda: two.stalls, bool)
-    looks = []
+    looks: list[object] = []
     real = two.lane._look
-    monkeypatch.setattr(two.lane, "_look", lambda seen: [looks.append(0), real(seen)][1])
+
+    def look(seen: Any) -> Any:
+        looks.append(seen)
+        return real(seen)
+
+    monkeypatch.setattr(two.lane, "_look", look)
     wait_for(lambda: looks, lambda seen: len(seen) > 2)
     assert len(two.stalls) == 1
 
@@ -272,9 +279,9 @@ def test_no_pipe_for_a_stand_in(two: Bench, held: threading.Event, monkeypatch: 
     with monkeypatch.context() as planted:
         planted.setattr(laneserver, "Pipe", none_left)
         assert two.read(0, PAGE) == two.data[:PAGE]
-        assert len(lane_threads()) == 2 + 1 + 2
+        assert len(lane_threads()) == THREADS
     assert two.read(PAGE, PAGE) == two.data[PAGE : 2 * PAGE]
-    assert len(lane_threads()) == 2 + 1 + 1 + 2
+    assert len(lane_threads()) == THREADS + 1
     assert two.lane.faults == 0
 
 

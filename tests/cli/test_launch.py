@@ -31,6 +31,7 @@ def run(config, ready, *, background):
 fake.run = run
 sys.modules["mummufs.mount"] = fake
 from mummufs.cli import main
+from tests.support.descriptors import descriptors
 main()
 """
 
@@ -196,11 +197,11 @@ def test_a_program_that_cannot_be_run_is_told(config: MountConfig) -> None:
 
 
 def test_no_descriptor_is_left_open(config: MountConfig) -> None:
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for code in ("sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"):
         with pytest.raises(MummufsError):
             start_daemon(program(code), config, {})
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert not descriptors() - before
 
 
 def whole(body: str, config: MountConfig) -> list[str]:

@@ -101,6 +101,27 @@ def test_who_keeps_it_busy_is_named(machine: Machine) -> None:
     assert machine.asked == [((0, 9), {7}, set())]
 
 
+def test_who_only_looks_at_it_is_not_in_the_way(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stat holds the mount for a moment, and nobody is found to."""
+    machine.busy = True
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        machine.busy = len(pauses) < 3
+
+    monkeypatch.setattr("mummufs.unmount.time.sleep", pause)
+    assert end_mount(MOUNTPOINT, None, lazy=False).gone
+    assert len(pauses) == 3
+
+
+def test_a_mount_that_stays_busy_without_a_holder_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unmount, "BUSY_S", 0.0)
+    machine.busy = True
+    with pytest.raises(BusyError, match="held by a mount below it or the kernel"):
+        end_mount(MOUNTPOINT, None, lazy=False)
+
+
 def test_who_keeps_the_daemon_alive_elsewhere_is_named(machine: Machine) -> None:
     machine.holders = [Holder(30, "reader", "mount namespace with it at", "/models")]
     pid = machine.start_daemon()

@@ -51,17 +51,19 @@ def need_other_users() -> None:
 
 
 def run(*arguments: str | os.PathLike[str], check: bool = True, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command line of this checkout."""
-    return subprocess.run(
+    """Run the command line of this checkout. What it says is told where it fails and `check` is set."""
+    done = subprocess.run(
         [*COMMAND, *(os.fspath(argument) for argument in arguments)],
         cwd=REPOSITORY,
         text=True,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=120,
-        check=check,
+        check=False,
         **kwargs,
     )
+    assert not check or done.returncode == 0, f"exit code {done.returncode}: {done.stdout}{done.stderr}"
+    return done
 
 
 class Mounted:

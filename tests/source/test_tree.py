@@ -11,20 +11,17 @@ import pytest
 
 from mummufs.source.tree import TreeSource, open_beneath
 from tests.source.trees import DiskTree
-
-
-def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+from tests.support.descriptors import descriptors
 
 
 def test_a_fifo_is_listed_and_refused_without_waiting(disk: DiskTree) -> None:
     os.mkfifo(disk.path(b"fifo"))
-    before = _descriptors()
+    before = descriptors()
     with pytest.raises(OSError) as caught:
         disk.source.open(b"fifo")
     assert caught.value.errno == errno.EINVAL
     assert [entry.name for entry in disk.source.entries(b"")] == [b"fifo"]
-    assert _descriptors() == before
+    assert not descriptors() - before
 
 
 def test_a_fifo_that_appears_between_look_and_open_does_not_hold_the_thread(
@@ -34,11 +31,11 @@ def test_a_fifo_that_appears_between_look_and_open_does_not_hold_the_thread(
     disk.write(b"a", b"x")
     regular = disk.source.stat(b"a")
     monkeypatch.setattr(disk.source, "stat", lambda _: regular)
-    before = _descriptors()
+    before = descriptors()
     with pytest.raises(OSError) as caught:
         disk.source.open(b"fifo")
     assert caught.value.errno == errno.EINVAL
-    assert _descriptors() == before
+    assert not descriptors() - before
 
 
 def test_a_socket_is_no_file(disk: DiskTree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +62,7 @@ def test_extended_attributes(disk: DiskTree) -> None:
 def test_no_call_leaves_a_descriptor_behind(disk: DiskTree) -> None:
     disk.write(b"d/a", b"x")
     os.symlink(b"a", disk.path(b"l"))
-    before = _descriptors()
+    before = descriptors()
     disk.source.stat(b"d/a")
     disk.source.readlink(b"l")
     disk.source.listxattr(b"d/a")
@@ -76,7 +73,7 @@ def test_no_call_leaves_a_descriptor_behind(disk: DiskTree) -> None:
             with pytest.raises(OSError):
                 call(path)
     disk.source.open(b"d/a")
-    assert _descriptors() == before
+    assert not descriptors() - before
 
 
 def test_a_descriptor_for_a_child(disk: DiskTree) -> None:

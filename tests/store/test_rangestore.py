@@ -20,6 +20,7 @@ from mummufs.store.rangestore import RangeStore
 from mummufs.store.storedrange import PROVE_ATTEMPTS
 from tests.store.faulty import FaultyOs
 from tests.store.samples import DATA, FILE, KEY, OTHER_DATA, VERSION, Store, put, read
+from tests.support.descriptors import descriptors
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, KEY.size), (0, 0), (17, 4096), (KEY.size - 1, 1)])
@@ -216,12 +217,12 @@ def test_its_owner_hears_of_a_close_that_fails(store: Store) -> None:
 
 
 def test_many_files_leave_no_descriptor(store: Store) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for _ in range(50):
         read(store.open())
     store.store.save_table(FILE, VERSION, b"x")
     store.store.load_table(FILE, VERSION)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not descriptors() - before
 
 
 # ---------------------------------------------------------------------- in place of a file

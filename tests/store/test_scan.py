@@ -18,6 +18,7 @@ from mummufs.store.layout import RangeHeader, range_name
 from mummufs.store.osfs import RealOs
 from mummufs.store.rangestore import RangeStore
 from mummufs.store.scan import RECORD, pack_record, scan, unpack_records
+from tests.support.descriptors import descriptors
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = Version(1 << 20, 5, -6)
@@ -122,10 +123,10 @@ def test_a_directory_of_ranges_that_is_a_symlink_is_not_followed(store: Path, tm
 
 
 def test_a_scan_leaves_no_descriptor(store: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     (store / range_name(KEYS[1])).write_bytes(b"")
     assert len(found(store)) == len(KEYS) - 1
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not descriptors() - before
 
 
 def test_a_file_that_vanishes_is_left_out(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

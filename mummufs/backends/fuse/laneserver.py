@@ -118,7 +118,7 @@ class Server:
         fh, offset, size, _, _, flags, _ = wire.READ_IN.unpack_from(self._buffer, wire.IN_HEADER.size)
         request = LaneRead(unique, fh, offset, size, pid, self.fd)
         hit: _Hit | None = None
-        filled = False
+        entered = filled = False
         try:
             hit = self._hit(request)
             if hit is not None and hit.size <= PAGE_SIZE and self._is_held(request, hit, nodeid, flags):
@@ -127,13 +127,14 @@ class Server:
             if hit is not None:
                 self.number += 1
                 self.pending.append(request)
+                entered = True
                 filled = self._fill(request, hit)
         except OSError as error:  # the engine will see it too, and knows what to do about it
             log.debug("the lane cannot read the store: %s", error)
         except Exception:
             lane.faults += 1
             log.exception("a hit failed in the lane on a fault of ours; the engine answers")
-        if hit is None:
+        if hit is None or not entered:
             lane.reads.submit(request)
         elif not self._claim():
             self.lost = True  # the watchdog has handed the request to the engine and put another server in this place

@@ -92,6 +92,8 @@ class Relay:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        with contextlib.suppress(queue.Full):
+            self._notifications.put_nowait(b"")
         with contextlib.suppress(OSError):
             self._ours.shutdown(socket.SHUT_WR)
 
@@ -211,8 +213,7 @@ class Relay:
         return memoryview(answer)
 
     def _notify(self) -> None:
-        while True:
-            message = self._notifications.get()
+        while message := self._notifications.get():
             with contextlib.suppress(OSError):  # ENOENT: the kernel does not know the inode any more
                 os.write(self._device_fd, message)
 
