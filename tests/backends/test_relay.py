@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import queue
 import socket
 import struct
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 from mummufs.backends.fuse import relay as relay_module
 from mummufs.backends.fuse import wire
 from mummufs.backends.fuse.relay import MAX_WRITE_BYTES, MESSAGE_OVERHEAD_BYTES, Relay
-from tests.backends.devices import ANSWER_S, Device, lane_threads
+from tests.backends.devices import ANSWER_S, PAGE, Device, lane_threads
 from tests.support.waiting import wait_for
 
 WMEM_DEFAULT_BYTES = 212_992
@@ -200,7 +199,7 @@ def test_a_user_who_may_not_force_the_buffer(monkeypatch: pytest.MonkeyPatch) ->
         real(self, level, option, min(value, WMEM_DEFAULT_BYTES))
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end, monkeypatch.context() as planted:
-        planted.setattr(relay_module.socket.socket, "setsockopt", refusing)
+        planted.setattr(socket.socket, "setsockopt", refusing)
         assert relay_module._largest_message(end) == WMEM_DEFAULT_BYTES
     assert asked == [relay_module._SO_SNDBUFFORCE, socket.SO_SNDBUF]
 
@@ -240,19 +239,14 @@ def test_notifications_have_a_thread_of_their_own(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(relay_module, "NOTIFICATIONS_MAX", 3)
     between = Between()
     assert between.relay._notifications.maxsize == 3
-    held = queue.Queue[bytes]()
-    between.relay._notifications = held  # nobody takes one out while this test looks
-    held.maxsize = 3
     between.relay.start()
     try:
-        blocked = [between.devices[0].fd]
-        while True:  # fill the device, so that its thread blocks
-            try:
-                os.set_blocking(blocked[0], False)
-                os.write(blocked[0], bytes(1 << 16))
-            except BlockingIOError:
-                break
-        os.set_blocking(blocked[0], True)
+        device = between.devices[0].fd
+        os.set_blocking(device, False)
+        with pytest.raises(BlockingIOError):
+            while True:  # the device takes no more, so the thread will block there
+                os.write(device, bytes(PAGE))
+        os.set_blocking(device, True)
         for _ in range(10):
             between.libfuse.send(wire.OUT_HEADER.pack(wire.OUT_HEADER.size, 3, 0))
         between.forward(wire.GETATTR, 2, device=1)

@@ -19,6 +19,7 @@ from mummufs.config import PASS_THROUGH_NOTE, MountConfig, daemon_arguments
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.launch import child_environment, clear_dead_mount, mount_in_background, prepare, start_daemon
 from mummufs.mountinfo import MountEntry
+from tests.support.descriptors import descriptors
 
 FD = "import os, signal, sys; fd = int(sys.argv[sys.argv.index('--ready-fd') + 1]);"
 
@@ -31,7 +32,6 @@ def run(config, ready, *, background):
 fake.run = run
 sys.modules["mummufs.mount"] = fake
 from mummufs.cli import main
-from tests.support.descriptors import descriptors
 main()
 """
 

@@ -213,7 +213,7 @@ class Relay:
         return memoryview(answer)
 
     def _notify(self) -> None:
-        while message := self._notifications.get():
+        while (message := self._notifications.get()) and not self._closed:
             with contextlib.suppress(OSError):  # ENOENT: the kernel does not know the inode any more
                 os.write(self._device_fd, message)
 
