@@ -16,13 +16,13 @@ import pytest
 
 from mummufs.core.errors import StoreBusyError
 from mummufs.store.lock import StoreLock
+from tests.support.descriptors import descriptors
 
 ROOT = Path(__file__).resolve().parents[2]
 _HOLD = """
 import sys
 from pathlib import Path
 from mummufs.store.lock import StoreLock
-from tests.support.descriptors import descriptors
 lock = StoreLock(Path(sys.argv[1]), 0)
 print("held", flush=True)
 sys.stdin.readline()
