@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -134,6 +135,38 @@ async def _hurt_and_read(e: Engine, path: Path, damage: str) -> None:
     assert e.counters.reads.hit_bytes == hits + 8 * COUNT * 10 * KIB
     assert (e.counters.errors.store, e.counters.errors.source, e.counters.errors.handler) == (1, 0, 0)
     e.check(foreign=foreign)
+
+
+class _Short(FaultyOs):
+    """Opens nothing while the process has no descriptor left."""
+
+    is_short = False
+
+    def open(self, name: str) -> int:
+        if self.is_short:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().open(name)
+
+
+async def test_a_shortage_of_descriptors_is_no_fault_of_a_range_file(tmp_path: Path, mock_clock: MockClock) -> None:
+    """The source answers for the ranges that cannot be opened now, and none of them is dropped."""
+    source, parser = source_and_parser()
+    fs = _Short(tmp_path)
+    async with engine(source, tmp_path, parser, fs=fs, open_max=1) as e:
+        handle = await e.open(b"model")
+        await e.fill(handle, *range(COUNT))
+        fs.is_short = True
+        await _read_all(e)
+        fs.is_short = False
+        assert e.counters.errors.store >= 1
+        assert e.index.statistics().resident == COUNT
+        assert (e.counters.evictions.ranges, e.counters.errors.source) == (0, 0)
+        mock_clock.jump(breaker.PROBE_S)
+        await e.idle()
+        misses = e.counters.reads.miss_bytes
+        await _read_all(e)
+        assert e.counters.reads.miss_bytes == misses
+        e.check()
 
 
 async def test_a_directory_in_the_place_of_a_range_file(tmp_path: Path, mock_clock: MockClock) -> None:

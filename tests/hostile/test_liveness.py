@@ -43,11 +43,15 @@ class Planted(Mounted):
             [sys.executable, "-m", "tests.hostile.planted", os.fspath(self.plan), *self.arguments(), "--foreground"],
             cwd=REPOSITORY,
             stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=self.log.open("ab"),  # a fault before the log is begun, too
         )
         self.pid = self.process.pid
-        wait_for(self.log.read_text, lambda text: f"mounted {self.source} at" in text)
+        wait_for(self.log.read_text, lambda text: self._has_ended() or f"mounted {self.source} at" in text)
+        assert not self._has_ended(), self.log.read_text()
         wait_for(self.status, lambda s: s["state"] == "normal")
+
+    def _has_ended(self) -> bool:
+        return self.process.poll() is not None
 
     def take_down(self) -> None:
         self.plan.unlink(missing_ok=True)

@@ -96,7 +96,11 @@ class Mounted:
         self.pid = 0
 
     def __enter__(self) -> Self:
-        self.mount()
+        try:
+            self.mount()
+        except BaseException:  # there will be no __exit__
+            self.take_down()
+            raise
         return self
 
     def __exit__(
