@@ -39,12 +39,20 @@ class Planted(Mounted):
         return path.read_text().splitlines() if path.exists() else []
 
     def mount(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.hostile.planted", os.fspath(self.plan), *self.arguments(), "--foreground"],
-            cwd=REPOSITORY,
-            stdin=subprocess.DEVNULL,
-            stderr=self.log.open("ab"),  # a fault before the log is begun, too
-        )
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.hostile.planted",
+                    os.fspath(self.plan),
+                    *self.arguments(),
+                    "--foreground",
+                ],
+                cwd=REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+            )
         self.pid = self.process.pid
         wait_for(self.log.read_text, lambda text: self._has_ended() or f"mounted {self.source} at" in text)
         assert not self._has_ended(), self.log.read_text()

@@ -20,6 +20,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,8 @@ WALKS_MAX = 512
 """Windows whose last READ of a page is remembered."""
 MEMORY_LEFT_BYTES = 256 << 20
 """Nothing is pushed while the system has less memory available than this."""
+MEMORY_LOOK_S = 0.05
+"""How long an answer about memory is good: QUEUED_BYTES_MAX are pushed in about as long."""
 PAGES_IN_A_ROW = 2
 """READs of a page, each behind the last, that make a walk."""
 PAGES_BEFORE_AGAIN = 64
@@ -86,6 +89,8 @@ class Pusher:
         self._changed = threading.Condition()
         self._ended = False
         self._idle = True
+        self._memory = False
+        self._memory_until = 0.0
         self._pipe = Pipe()
         self._chunk_bytes = min(CHUNK_BYTES, (self._pipe.pages - 1) * PAGE_SIZE)
         self.pending: list[LaneRead] = []
@@ -186,7 +191,7 @@ class Pusher:
 
     def _push(self, job: _Job) -> None:
         """Store the bytes, chunk by chunk, as long as the node is current and there is memory."""
-        if available_bytes() < MEMORY_LEFT_BYTES:
+        if not self._has_memory():
             self.dropped += 1
             return
         at = job.offset
@@ -211,6 +216,14 @@ class Pusher:
                 raise OSError(errno.EIO, "the kernel took part of a notification")
             self.pushed_bytes += size
             at += size
+
+    def _has_memory(self) -> bool:
+        """Whether there is memory to spare, looked at now or MEMORY_LOOK_S ago."""
+        now = time.monotonic()
+        if now >= self._memory_until:
+            self._memory_until = now + MEMORY_LOOK_S
+            self._memory = available_bytes() >= MEMORY_LEFT_BYTES
+        return self._memory
 
     def _fill(self, header: bytes, pieces: list[Piece]) -> bool:
         """Put a message into the pipe; False, and an empty pipe, if the store does not have it all."""
