@@ -36,6 +36,7 @@ from mummufs.engine.scrub import RATE_BYTES_PER_S, Scrub
 from mummufs.engine.service import Service, ServiceOptions
 from mummufs.mountinfo import Holder, MountEntry, holders, mount_at, read_mountinfo
 from mummufs.source.devices import spins, suggested_reads
+from mummufs.source.local import ignore_broken_leases
 from mummufs.source.tree import TreeSource
 from mummufs.status import scrub_status, status
 from mummufs.store.layout import DIR_MODE
@@ -107,6 +108,7 @@ def run(config: MountConfig, ready: Ready, *, background: bool = False) -> int:
         gc.collect()
         gc.freeze()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        ignore_broken_leases()
         # After a vfork every thread waits for the child's exec; and before that the child closes files of the store and
         # of the source, which may hang. After a fork only who starts the child does.
         subprocess._USE_VFORK = False  # type: ignore[misc]

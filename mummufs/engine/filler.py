@@ -12,11 +12,13 @@ is likely to be read next (`core/around.py`).
 A fill is counted in the index from `begin_fill` on, before a byte of its range file is written. If there is no room
 yet, victims are on their way out while the flight reads; if the room has not come some seconds after the last byte,
 the fill is given up. Only what is certainly one version is stored: the file must have the same version before and
-after the pass, and must not have changed in the last `settle_ns`.
+after the pass, must not have changed in the last `settle_ns`, and nobody may have it open for writing: a write that
+takes long changes its version once, when it begins.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -38,6 +40,7 @@ from mummufs.engine.schedule import Schedule
 from mummufs.engine.threads import Pools
 from mummufs.source.base import Attributes, SourceFile
 from mummufs.source.hints import will_need
+from mummufs.source.local import refuse_written
 from mummufs.store.layout import charge_of
 from mummufs.store.rangestore import RangeStore
 
@@ -306,10 +309,10 @@ class Filler:
                     return
             for piece in flight.pieces():
                 hints = self._hints(flight, piece, brought)
-                await self._read_piece(flight, piece, hints, urgent=urgent and brought < FOREGROUND_BYTES)
+                await self._read_piece(flight, piece, hints, brought, urgent=urgent and brought < FOREGROUND_BYTES)
                 brought += piece.size
                 flight.arrived(piece)
-            attributes = await self._pools.metadata.run(flight.file.attributes)
+            attributes = await self._pools.metadata.run(_attributes, flight.file)
             if attributes.version == flight.version:
                 flight.end(None)
             else:
@@ -318,6 +321,7 @@ class Filler:
                     self.noticed(flight.file, attributes)
         except OSError as error:
             # The readers that still wait ask the source themselves, and count and report what it says.
+            self._counters.fills.unsettled += len(flight.keys) * (error.errno == errno.EBUSY)
             flight.end(error)
 
     def _hints(self, flight: Flight, piece: ByteRange, brought: int) -> list[ByteRange]:
@@ -330,9 +334,12 @@ class Filler:
             runs.append(ByteRange(window.offset, piece.offset - window.offset))
         return runs
 
-    async def _read_piece(self, flight: Flight, piece: ByteRange, hints: Sequence[ByteRange], *, urgent: bool) -> None:
+    async def _read_piece(
+        self, flight: Flight, piece: ByteRange, hints: Sequence[ByteRange], brought: int, *, urgent: bool
+    ) -> None:
         """Read one piece: at once where somebody waits for it, or would soon; else when its turn has come."""
-        call = partial(read_piece, flight.file, flight.version, flight.piece(piece), piece.offset, hints)
+        read = _read_first_piece if brought == 0 else read_piece
+        call = partial(read, flight.file, flight.version, flight.piece(piece), piece.offset, hints)
         counters = self._counters.source_reads
         counters.count += 1
         if urgent or flight.is_waited_for:
@@ -348,6 +355,20 @@ class Filler:
         The ctime tells: it moves with every change, and unlike the mtime nobody can set it.
         """
         return self._wall_ns() - version.ctime_ns < self._settle_ns
+
+
+def _read_first_piece(
+    file: SourceFile, version: Version, buffer: memoryview, offset: int, hints: Sequence[ByteRange]
+) -> None:
+    """As `read_piece`, unless somebody has the file open for writing (EBUSY)."""
+    refuse_written(file)
+    read_piece(file, version, buffer, offset, hints)
+
+
+def _attributes(file: SourceFile) -> Attributes:
+    """Once more at the end, for bytes that a reader has given."""
+    refuse_written(file)
+    return file.attributes()
 
 
 def _merged(keys: Sequence[RangeKey]) -> list[list[RangeKey]]:

@@ -27,6 +27,7 @@ from mummufs.engine.nodes import Change, Node, NodeTable, change, refresh
 from mummufs.engine.reader import Reader
 from mummufs.engine.threads import Pools
 from mummufs.source.base import Attributes, Entry, Source, SourceFile
+from mummufs.source.local import is_being_written
 
 ATTRIBUTES_WAIT_S = 0.05
 """How long a look at an open file's attributes waits for the source before it is answered from memory."""
@@ -184,12 +185,12 @@ class Overlay:
         known = self._files.get(node)
         file: SourceFile
         try:
-            file, attributes = await self._pools.metadata.run(_open, self._source, node.path, known)
+            file, attributes, written = await self._pools.metadata.run(_open, self._source, node.path, known)
         except OSError as error:
             if not self._is_offline(error):
                 raise
             file = known or AbsentFile(self._source, node.path, node.attributes)
-            attributes = node.attributes
+            attributes, written = node.attributes, False
         await self._take_in(node, attributes, file.attributes)
         if node.stale:
             raise _stale()
@@ -200,7 +201,7 @@ class Overlay:
             file = current
         node.opens += 1
         handle = Handle(node, file, node.keep_pages)
-        node.keep_pages = True
+        node.keep_pages = not written
         if self._catalog is not None:
             try:
                 await self._catalog.opened(node, file)
@@ -251,7 +252,8 @@ class Overlay:
     def noticed(self, file: SourceFile, attributes: Attributes) -> None:
         """Somebody who read an open file has seen that its attributes have changed."""
         for node in [node for node, known in self._files.items() if known is file]:
-            if change(node.attributes, attributes) is not Change.UNCLEAR:  # else the next read finds out
+            # Where it is unclear, or somebody knows better by now, the next read finds out.
+            if change(node.attributes, attributes) is not Change.UNCLEAR and not _is_older(node, attributes):
                 self._move_on(node, attributes)
 
     async def _take_in(self, node: Node, attributes: Attributes, look: Callable[[], Attributes]) -> None:
@@ -262,15 +264,18 @@ class Overlay:
     async def _cleared_up(self, attributes: Attributes, look: Callable[[], Attributes]) -> tuple[Attributes, bool]:
         """What a look has found, and whether its file was renamed, if that is what it takes to know what has changed.
 
-        The first look may have been older than what is known by now, so its attributes are not judged: `look` is
-        taken again, and as often as somebody else has taken in a change meanwhile.
+        The first look may have been older than what is known by now: a listing's is as old as its reader is slow. So
+        its attributes are not judged where they are unclear or of an earlier ctime: `look` is taken again, and as often
+        as somebody else has taken in a change meanwhile.
 
         Raises:
             OSError: the look's own, or the source is absent.
         """
         while True:
             node = self.nodes.current(attributes.file)
-            if node is None or node.stale or change(node.attributes, attributes) is not Change.UNCLEAR:
+            if node is None or node.stale:
+                return attributes, False
+            if change(node.attributes, attributes) is not Change.UNCLEAR and not _is_older(node, attributes):
                 return attributes, False
             known = node.version
             attributes, elsewhere = await self._pools.metadata.run(_look_again, self._source, look, node.path)
@@ -323,16 +328,21 @@ def _stale() -> OSError:
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
-def _open(source: Source, path: bytes, known: SourceFile | None) -> tuple[SourceFile, Attributes]:
-    """The file that is open already, unless its source went away under it."""
+def _open(source: Source, path: bytes, known: SourceFile | None) -> tuple[SourceFile, Attributes, bool]:
+    """The file that is open already, unless its source went away under it; whether somebody writes to it."""
     if known is not None:
         try:
-            return known, known.attributes()
+            return known, known.attributes(), is_being_written(known)
         except OSError as error:
             if error.errno not in ABSENT_ERRNOS:
                 raise
     file = source.open(path)
-    return file, file.attributes()
+    return file, file.attributes(), is_being_written(file)
+
+
+def _is_older(node: Node, attributes: Attributes) -> bool:
+    """Whether these attributes of a file come from a look before the last one that was taken in, by their ctime."""
+    return node.attributes.is_file and attributes.ctime_ns < node.version.ctime_ns
 
 
 def _look_again(source: Source, look: Callable[[], Attributes], path: bytes) -> tuple[Attributes, bool]:

@@ -92,13 +92,24 @@ class Engine(LaneReads):
         self.taken: list[LaneRead] = []
         self.interrupted_uniques: list[int] = []
         self.knows: set[int] = set()
+        self.hangs = False
+        self.hanging: set[int] = set()
 
     def submit(self, request: LaneRead) -> None:
         self.taken.append(request)
+        if self.hangs:
+            self.hanging.add(request.unique)
+            return
         part = self._data[request.offset : request.offset + request.size]
         with contextlib.suppress(OSError):
             header = wire.OUT_HEADER.pack(wire.OUT_HEADER.size + len(part), 0, request.unique)
             os.write(request.fd, header + part)
+
+    def take_back(self, request: LaneRead) -> bool:
+        if request.unique not in self.hanging:
+            return False
+        self.hanging.remove(request.unique)
+        return True
 
     def interrupt(self, unique: int) -> bool:
         self.interrupted_uniques.append(unique)

@@ -230,6 +230,34 @@ def test_a_hit_that_hangs_is_the_engine_s_and_answered_once(two: Bench, held: th
     assert two.lane.replaced == 1
 
 
+def test_a_store_that_is_slow_for_a_moment(two: Bench, held: threading.Event) -> None:
+    """The server that was given up answers, and the source is not troubled."""
+    unique = two.ask(0, 8 * PAGE)
+    wait_for(lambda: two.lane.stuck, lambda stuck: stuck == 1)
+    interrupt(two, unique, device=1)
+    held.set()
+    assert two.devices[0].answer() == (unique, 0, two.data[: 8 * PAGE])
+    wait_for(lambda: two.lane.stuck, lambda stuck: stuck == 0)
+    assert two.engine.taken == []
+    assert two.lane.take_touched() == (1, {two.open_ranges[0, 40 * PAGE]: 8 * PAGE})
+    assert two.read(0, PAGE) == two.data[:PAGE]
+    assert two.read(0, PAGE, device=1) == two.data[:PAGE]
+    assert (two.lane.replaced, two.stalls) == (1, [])
+
+
+def test_a_source_that_is_slower_than_a_slow_store(two: Bench, held: threading.Event) -> None:
+    """The server that was given up has the bytes first: it answers, and it counts as a hit."""
+    two.engine.hangs = True
+    unique = two.ask(0, 8 * PAGE)
+    wait_for(lambda: two.engine.hanging, lambda hanging: hanging == {unique})
+    held.set()
+    assert two.devices[0].answer() == (unique, 0, two.data[: 8 * PAGE])
+    wait_for(lambda: two.lane.stuck, lambda stuck: stuck == 0)
+    assert two.engine.hanging == set(), "the engine was told"
+    assert two.lane.take_touched() == (1, {two.open_ranges[0, 40 * PAGE]: 8 * PAGE})
+    assert two.lane.hits == 1
+
+
 def test_servers_that_are_stuck_are_bounded(two: Bench, held: threading.Event) -> None:
     """However many reads come, no more servers are in the store than there were to begin with."""
     uniques = [two.ask(0, PAGE, device) for device in (0, 1)]

@@ -1,4 +1,4 @@
-"""READs that the engine has: answered on the clone that they came from, one by one, and freed if the caller is killed."""
+"""READs that the engine has: answered on the clone that they came from, and freed if their caller is killed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -17,7 +17,6 @@ from mummufs.backends.fuse import lanereads
 from mummufs.backends.fuse.lanereads import LaneRead, LaneReads, is_being_killed
 from mummufs.core.stats import Counters
 from tests.backends.devices import Device
-from tests.support.waiting import wait_for
 
 
 class Source:
@@ -119,6 +118,29 @@ async def test_reads_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (reads.running_max, reads.waiting) == (3, 0)
 
 
+async def test_the_lane_takes_one_back() -> None:
+    """Before its turn has come, while it is under way, and too late: it has one answer at most from here."""
+    source = Source()
+    source.gate = trio.Event()
+    async with running(source) as (reads, device, _):
+        early, late = request(device, 2), request(device, 4)
+        reads.submit(early)
+        assert reads.take_back(early)
+        reads.submit(late)
+        await until(lambda: len(source.calls) == 1)
+        assert reads.take_back(late)
+        assert not reads.take_back(late)
+        await until(lambda: reads.running == 0)
+        assert source.cancelled == 1
+        source.gate.set()
+        last = request(device, 6)
+        reads.submit(last)
+        assert await trio.to_thread.run_sync(device.answer) == (6, 0, bytes(10))
+        assert not reads.take_back(last)
+        assert len(source.calls) == 2
+        assert reads.interrupted == 0
+
+
 # ---------------------------------------------------------------------- interrupts
 
 
@@ -136,17 +158,23 @@ async def test_a_signal_that_does_not_kill_changes_nothing() -> None:
         assert reads.interrupted == source.cancelled == 0
 
 
-async def test_a_caller_that_is_killed_is_freed() -> None:
+@pytest.fixture
+def caller() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+async def test_a_caller_that_is_killed_is_freed(caller: subprocess.Popen[bytes]) -> None:
     source = Source()
     source.gate = trio.Event()
     async with running(source) as (reads, device, _):
-        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-            reads.submit(request(device, 2, pid=process.pid))
-            await until(lambda: len(source.calls) == 1)
-            assert reads.interrupt(2)
-            process.kill()
-            process.wait()
-            assert await trio.to_thread.run_sync(device.answer) == (2, errno.EINTR, b"")
+        reads.submit(request(device, 2, pid=caller.pid))
+        await until(lambda: len(source.calls) == 1)
+        assert reads.interrupt(2)
+        caller.kill()
+        assert await trio.to_thread.run_sync(device.answer) == (2, errno.EINTR, b"")
         assert reads.interrupted == source.cancelled == 1
         assert not reads.interrupt(2), "the engine does not have it any more"
         await until(lambda: reads.running == 0)
@@ -157,14 +185,12 @@ async def test_an_interrupt_for_what_the_engine_does_not_have() -> None:
         assert not reads.interrupt(2)
 
 
-def test_who_is_being_killed() -> None:
+def test_who_is_being_killed(caller: subprocess.Popen[bytes]) -> None:
     assert not is_being_killed(0), "somebody in another namespace: nothing is known"
     assert not is_being_killed(os.getpid())
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert not is_being_killed(process.pid)
-        process.send_signal(signal.SIGSTOP)
-        process.send_signal(signal.SIGUSR1)
-        assert not is_being_killed(process.pid), "a pending signal of another kind"
-        process.kill()
-        process.wait()
-    wait_for(lambda: is_being_killed(process.pid), bool)
+    caller.send_signal(signal.SIGSTOP)
+    caller.send_signal(signal.SIGUSR1)
+    assert not is_being_killed(caller.pid), "a pending signal of another kind"
+    caller.kill()
+    caller.wait()
+    assert is_being_killed(caller.pid), "it is gone"

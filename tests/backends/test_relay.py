@@ -83,7 +83,7 @@ def test_who_gets_no_reply_is_not_remembered(between: Between) -> None:
 
 
 def test_a_reply_that_nobody_asked_for_is_counted(between: Between) -> None:
-    between.reply(40, b"")
+    between.reply(40, b"nobody")
     wait_for(lambda: between.relay.lost_replies, lambda lost: lost == 1)
     assert not between.devices[0].has_answer
 
@@ -112,6 +112,24 @@ def test_libfuse_is_gone(between: Between) -> None:
     with pytest.raises(OSError, match="Broken pipe"):
         between.forward(wire.GETATTR, 1000)
     assert not between.relay.owns(1000)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_an_interrupt_that_came_too_early_or_too_late(between: Between, answered: bool) -> None:
+    """libfuse says EAGAIN where it does not know the request: the kernel hears it while there is one to interrupt."""
+    between.forward(wire.GETATTR, 8, bytes(16), device=1)
+    if answered:
+        between.reply(8, b"done")
+        assert between.devices[1].answer().data == b"done"
+    between.reply(8 | wire.INTERRUPT_BIT, b"", errno.EAGAIN)
+    if not answered:
+        assert between.devices[1].answer() == (9, errno.EAGAIN, b"")
+        between.reply(8, b"done")
+        assert between.devices[1].answer().data == b"done"
+    between.forward(wire.GETATTR, 10, bytes(16))
+    between.reply(10, b"next")
+    assert between.devices[0].answer() == (10, 0, b"next")
+    assert between.relay.lost_replies == 0
 
 
 # ---------------------------------------------------------------------- INIT and OPEN

@@ -129,6 +129,27 @@ async def test_a_rewrite_in_place_is_seen_by_whoever_looks(tmp_path: Path, how: 
         await assert_new_node(e, old)
 
 
+@restored
+async def test_a_listing_older_than_an_open_takes_nothing_back(tmp_path: Path, keep_mtime: bool) -> None:
+    """Its reader is slow: it comes to a file that has been rewritten and opened since the listing was taken."""
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser) as e:
+        root = e.overlay.nodes.root
+        await e.overlay.look_up(root, b"model")
+        (entry,) = await e.overlay.entries(root)
+        source.write(b"model", NEW, keep_mtime=keep_mtime)
+        handle = await e.open(b"model")
+        await e.fill(handle, 0, 1)
+        assert await e.overlay.found(root, *entry) is handle.node
+        assert handle.node.version == source.stat(b"model").version
+        for _ in range(2):
+            assert await e.read(handle, 0, len(NEW)) == NEW
+            await e.idle()
+        assert e.index.statistics().resident == COUNT
+        assert e.counters.errors.stale == 0
+        e.check()
+
+
 async def test_a_file_that_was_cut_short(tmp_path: Path) -> None:
     source, parser = source_and_parser()
     async with engine(source, tmp_path, parser) as e:

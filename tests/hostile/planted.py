@@ -14,6 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mummufs.backends.fuse.front import Front
+from mummufs.backends.fuse.lanereads import LaneReads
+from mummufs.backends.fuse.laneserver import Server
+from mummufs.backends.fuse.modes import OpenModes
+from mummufs.backends.fuse.push import Pusher
+from mummufs.backends.fuse.relay import Relay
 from mummufs.cli import main
 from mummufs.core.index import CacheIndex
 from mummufs.engine.catalog import Catalog
@@ -43,6 +49,12 @@ PLACES: dict[type, tuple[str, ...]] = {
     ChildParser: ("parse",),
     Resident: ("acquire",),
     Scrub: ("_look_at",),
+    Server: ("_hit", "_fill", "_note", "_read", "_other"),
+    Pusher: ("saw_page", "_push", "_fill"),
+    Relay: ("forward", "_opened"),
+    LaneReads: ("submit", "_outcome", "_reply"),
+    OpenModes: ("open", "close"),
+    Front: ("report", "open_backing"),
     RangeStore: ("write_range", "remove_range", "open_range", "load_table", "save_table", "probe_read", "probe_write"),
 }
 

@@ -325,3 +325,21 @@ def test_what_is_pushed_late_goes_to_no_other_version(tree: Path, tmp_path: Path
             under.resume()
         wait_for(m.status, lambda s: s["lane"]["push_queued_bytes"] == 0)
         assert m.read("f") == new
+
+
+@pytest.mark.mount
+def test_a_file_that_somebody_writes_to_is_not_stored(tree: Path, store: Path) -> None:
+    """The second store to a page of a mapping moves no time, nor does a write that goes on."""
+    write_native(tree / "f", sizes=(MIB,), gap=PAGE)
+    with Mounted(tree, store=store, options=QUICK) as m:
+        with (tree / "f").open("r+b") as file, mmap.mmap(file.fileno(), 0) as writer:
+            writer[5 * PAGE] ^= 0xFF
+            for _ in range(2):
+                m.drop_pages("f")
+                assert m.read("f") == writer[:]
+                assert m.settle()["store"]["ranges"] == 0
+            assert m.status()["fills"]["unsettled"] > 0
+            writer[5 * PAGE] ^= 0xFF
+        data = (tree / "f").read_bytes()
+        assert m.read("f") == data
+        assert fill(m, {"f": data}) == 1

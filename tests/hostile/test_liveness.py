@@ -81,12 +81,13 @@ class Planted(Mounted):
 def test_an_exception_in_each_handler(tree: Path, store: Path, kind: str) -> None:
     """EIO for that caller, a count, and the next call is answered as ever."""
     expected = model(tree, "f")
+    model(tree, "cold")
     (tree / "link").symlink_to("f")
     os.setxattr(tree / "f", b"user.note", b"yes")
     options = ("settle=0", "attr_timeout=0")
     with Planted(tree, store=store, options=options, check_books=False) as m:
         fill(m, expected)
-        path = m.path("f")
+        path, cold = m.path("f"), m.path("cold")  # what is in the store the lane reads, and asks nobody
         with opened(path) as fd, opened(m.mountpoint) as directory:
             calls: dict[str, Callable[[], object]] = {
                 "Overlay.look_up": path.stat,
@@ -97,8 +98,8 @@ def test_an_exception_in_each_handler(tree: Path, store: Path, kind: str) -> Non
                 "Overlay.listxattr": lambda: os.listxattr(path),
                 "Overlay.statfs": lambda: os.statvfs(m.mountpoint),
                 "Overlay.open": lambda: os.open(path, os.O_RDONLY),
-                "Overlay.read": lambda: pread_direct(path, 0, PAGE),
-                "CacheIndex.plan_read": lambda: pread_direct(path, 0, PAGE),
+                "Overlay.read": lambda: pread_direct(cold, 0, PAGE),
+                "CacheIndex.plan_read": lambda: pread_direct(cold, MIB, PAGE),
             }
             for place, call in calls.items():
                 before = m.status()["errors"]["handler"]

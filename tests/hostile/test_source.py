@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import random
 import signal
@@ -61,6 +62,22 @@ def test_short_reads_of_the_source_are_made_whole(tree: Path, store: Path) -> No
         under.clear()
         read_all(m, expected)
         assert m.status()["reads"]["hits"] > 0
+
+
+@pytest.mark.mount
+def test_a_file_without_ranges_of_a_source_that_gives_short_reads(tree: Path, store: Path) -> None:
+    """The kernel does not read it by itself, even if it would: its reads stay whole, and it may be mapped."""
+    data = random.Random(4).randbytes(MIB)
+    (tree / "plain").write_bytes(data)
+    with FaultFs(tree) as under, Mounted(under.mountpoint, store=store, options=("settle=0", "passthrough=on")) as m:
+        m.read("plain")
+        m.settle()
+        under.short_reads(5000)
+        with opened(m.path("plain")) as fd:  # of which it is known by now that it has no ranges
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            assert os.pread(fd, MIB, 1) == data[1:]
+            with mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+                assert mapped[:] == data
 
 
 @pytest.mark.mount

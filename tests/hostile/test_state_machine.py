@@ -118,7 +118,7 @@ class Mirror(Witness):
     @rule(which=st.integers(0, HANDLES_MAX - 1))
     def let_go(self, which: int) -> None:
         """Close a handle."""
-        os.close(self.handles.pop(which % len(self.handles)).fd)
+        self.handles.pop(which % len(self.handles)).close()
 
     # ------------------------------------------------------------------ the source changes
 

@@ -3,7 +3,8 @@
 It is the history of each source file: its contents now, and those that were replaced so lately that a look-up
 may still be answered by the kernel. What a fresh open reads is one of them, whole. What an open handle reads is of the
 version that it was opened on, or ESTALE, and that only where the file has changed since. A ctime that moved while
-nothing else did counts as a change.
+nothing else did counts as a change. A handle that the kernel reads by itself (passthrough, of a file without ranges)
+reads what its inode has now, as it would in the source.
 """
 
 from __future__ import annotations
@@ -46,6 +47,15 @@ class Handle:
     change: int
     """How often its name's file had changed when it was opened."""
     contents: bytes
+    source_fd: int | None
+    """The source's inode, where the kernel reads that by itself."""
+
+    def close(self) -> None:
+        """Close it, dead or alive."""
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+        if self.source_fd is not None:
+            os.close(self.source_fd)
 
 
 @dataclass
@@ -90,8 +100,7 @@ class Witness(RuleBasedStateMachine):
 
     def _close_handles(self) -> None:
         for handle in self.handles:
-            with contextlib.suppress(OSError):  # the mount is dead
-                os.close(handle.fd)
+            handle.close()
         self.handles.clear()
 
     def _candidates(self, name: str) -> list[bytes | None]:
@@ -142,8 +151,16 @@ class Witness(RuleBasedStateMachine):
         if self.now[name] is None or len(self.handles) == HANDLES_MAX:
             return
         self._wait_seen(name)
+        before = self._passed_through()
         fd = os.open(self.m.path(name), os.O_RDONLY)
-        self.handles.append(Handle(fd, name, self.changes[name], self.now[name] or b""))
+        passes = self._passed_through() > before
+        source_fd = os.open(self.source / name, os.O_RDONLY) if passes else None
+        self.handles.append(Handle(fd, name, self.changes[name], self.now[name] or b"", source_fd))
+
+    def _passed_through(self) -> int:
+        """How many opens the kernel was told to read by itself."""
+        lane = self.m.status()["lane"]
+        return 0 if lane is None else int(lane["passed_through"])
 
     def _read_held(self, handle: Handle, offset: int, size: int) -> None:
         try:
@@ -152,7 +169,8 @@ class Witness(RuleBasedStateMachine):
             assert error.errno == errno.ESTALE, error
             assert self.changes[handle.name] != handle.change, "ESTALE, and the file has not changed"
             return
-        self._compare(f"a handle of {handle.name}", found, [handle.contents], offset, size)
+        contents = handle.contents if handle.source_fd is None else os.pread(handle.source_fd, 1 << 30, 0)
+        self._compare(f"a handle of {handle.name}", found, [contents], offset, size)
 
     def _changed(self, name: str, data: bytes | None, *, stamp: bool = True) -> None:
         """Note what a file is now. Its mtime is made one of its own: no clock is fine enough for us."""

@@ -15,11 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from mummufs.backends.fuse import wire
+from mummufs.mount import MASKED_ENV
 from tests.mounts.harness import Mounted, opened, run
 from tests.mounts.lanes import KIB, LANE, MIB, PAGE, Limited, Served, lane, pread, ranges, warm
 from tests.mounts.test_filling import pread_direct
 from tests.mounts.test_users import _turn_into_user, by_user, place
+from tests.mounts.ways import SINCE, WAYS
 
+KERNEL = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
 __all__ = ["Path", "a_user_has_the_lane", "a_user_s_lane_is_refused", "place"]
 PIPE_MAX_BYTES = int(Path("/proc/sys/fs/pipe-max-size").read_text())
 SOCKET_DEFAULT_BYTES = 212_992
@@ -118,6 +122,34 @@ def test_without_the_lane(tree: Path, store: Path) -> None:
         assert status["backend"]["lane"] == "off"
         assert status["lane"] is None
         assert served.after["reads"]["hit_bytes"] >= len(data)
+
+
+@pytest.mark.mount
+@pytest.mark.parametrize(
+    ("way", "mapped", "passed"), [("lane", (6, 6), (6, 9)), ("6.8", (6, 6), None), ("6.1", None, None)]
+)
+def test_what_a_kernel_offers_is_taken_up(
+    tree: Path,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    mapped: tuple[int, int] | None,
+    passed: tuple[int, int] | None,
+) -> None:
+    """Larger requests always; mapping of unbuffered files and passthrough with a kernel that has them."""
+    data = ranges(tree, 200 * KIB, 200 * KIB)
+    for name in (MASKED_ENV, *WAYS[way]):
+        monkeypatch.setenv(name, WAYS[way].get(name, "0"))
+    with Mounted(tree, store=store, options=("settle=0", "lane=on")) as m:
+        negotiated = m.status()["backend"]["protocol"]
+        assert negotiated["direct_mmap"] is (mapped is not None and mapped <= KERNEL)
+        assert negotiated["passthrough"] is (passed is not None and passed <= KERNEL)
+        assert negotiated["max_pages"] > 32
+        assert m.status()["backend"]["max_background"] > 12
+        warm(m, "f")
+        with Served(m) as served:
+            assert m.read("f") == data
+        assert served["lane.hits"] > 0
 
 
 @pytest.mark.mount
@@ -321,6 +353,17 @@ def test_requests_of_all_kinds_while_hits_are_served(tree: Path, store: Path) ->
             thread.join()
         assert not wrong
         assert lane(m)["lost_replies"] == lane(m)["faults"] == 0
+
+
+def test_the_masks_take_out_what_the_lane_asks_for() -> None:
+    """So the ways of older kernels are other ways."""
+    assert {bit for bit, _ in SINCE.values()} == set(range(34, 43))
+    assert 1 << SINCE["DIRECT_IO_ALLOW_MMAP"][0] == wire.DIRECT_IO_ALLOW_MMAP << 32
+    assert 1 << SINCE["PASSTHROUGH"][0] == wire.PASSTHROUGH << 32
+    masks = {way: int(WAYS[way][MASKED_ENV], 16) for way in ("6.1", "6.8")}
+    assert masks["6.1"] & (wire.DIRECT_IO_ALLOW_MMAP | wire.PASSTHROUGH) << 32
+    assert masks["6.8"] & wire.DIRECT_IO_ALLOW_MMAP << 32 == 0
+    assert masks["6.8"] & wire.PASSTHROUGH << 32
 
 
 def test_the_limits_that_tests_set_exist() -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from mummufs.backends.fuse import wire
 from mummufs.core.errors import MummufsError
+from mummufs.source.local import is_local
 
 DEVICE = "/dev/fuse"
 FUSERMOUNT = "fusermount3"
@@ -87,8 +88,11 @@ def open_backing(fd: int, backing_fd: int) -> int:
     """Register an open file as one to which opens may be passed through; its backing id.
 
     Raises:
-        OSError: the kernel refuses: no right (EPERM), or a stacked file system (ELOOP), or it does not know how.
+        OSError: the kernel refuses: no right (EPERM), or a stacked file system (ELOOP), or it does not know how. Or we
+            do: the file is not on a local file system (EOPNOTSUPP).
     """
+    if not is_local(backing_fd):
+        raise OSError(errno.EOPNOTSUPP, "its file system is not known for whole reads and mappings of every file")
     argument = bytearray(wire.BACKING_MAP.pack(backing_fd, 0, 0))
     return int(fcntl.ioctl(fd, wire.IOC_BACKING_OPEN, argument))
 

@@ -168,7 +168,11 @@ class Front:
             await self._touched.wait()
             await trio.sleep(REPORT_S)
             self._touched = trio.Event()
-            self.report()
+            try:
+                self.report()
+            except Exception:  # what was read is served, noted or not
+                self._operations.counters.errors.handler += 1
+                log.exception("what the lane has served could not be taken in, on a fault of ours")
 
     def _touched_set(self) -> None:
         self._touched.set()

@@ -10,9 +10,10 @@ file that is short or has changed, an error, an exception of ours) costs what is
 answer, and the engine answers. So it does where the kernel has refused the answer: an answer to a request that has
 none any more is refused too, so there are never two. While a server is in the store its request lies in `pending`; to
 take it out is to have the right to answer, and only one thread can. The watchdog takes it out when the server has been
-there for STALL_S, hands it to the engine, and puts another server in its place; as long as one is stuck, no other goes
-to the store by itself.
-So a store that hangs holds SERVERS threads, delays SERVERS reads by STALL_S, and the engine's gate decides about the
+there for STALL_S, and puts another server in its place; as long as one is stuck, no other goes to the store by itself.
+After SOURCE_S it hands the request to the engine. A server that comes back before the engine has answered takes the
+request back: the source may be slower than a slow store, or hang.
+So a store that hangs holds SERVERS threads, delays SERVERS reads by SOURCE_S, and the engine's gate decides about the
 rest. It hears of a server that has been stuck for as long as it waits itself, not before: a disk that takes a tenth of
 a second once is slow, and does not hang.
 
@@ -32,7 +33,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from mummufs.backends.fuse import wire
-from mummufs.backends.fuse.lanereads import LaneReads
+from mummufs.backends.fuse.lanereads import LaneRead, LaneReads
 from mummufs.backends.fuse.laneserver import Server
 from mummufs.backends.fuse.push import Pusher
 from mummufs.backends.fuse.relay import Relay
@@ -43,7 +44,9 @@ from mummufs.store.storedrange import StoredRange
 SERVERS = 4
 """Threads that read the device."""
 STALL_S = 0.1
-"""A server that is in the store for longer is given up."""
+"""A server that is in the store for longer is given up: another one takes its place."""
+SOURCE_S = 0.5
+"""After this the request that a server is stuck with goes to the engine, and the source answers."""
 LOOKS = 2
 """The watchdog looks this often in STALL_S."""
 LOOK_S = STALL_S / LOOKS
@@ -97,9 +100,12 @@ class Lane:
         self._servers = [Server(self, fd) for fd in clones]
         self._stuck: dict[Server, float] = {}
         """Server -> when the engine is told of it; infinity once it was."""
+        self._parked: dict[int, tuple[float, LaneRead]] = {}
+        """Unique -> when a request that a server is stuck with goes to the engine, and the request."""
         self._vacant: list[int] = []
         """Descriptors that nobody serves: there was no thread or no pipe left."""
         self._retired_hits = self._retired_hit_bytes = 0
+        self._retired_touched: list[dict[StoredRange, int]] = []
         self._fetched_hits = 0
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -129,8 +135,12 @@ class Lane:
         """READs answered and bytes of each range file read since this was last asked."""
         self.has_news = False
         touched: dict[StoredRange, int] = {}
-        for server in list(self._servers):
-            part, server.touched = server.touched, {}
+        with self._lock:
+            parts, self._retired_touched = self._retired_touched, []
+            for server in self._servers:
+                parts.append(server.touched)
+                server.touched = {}
+        for part in parts:
             for stored, size in list(part.items()):
                 touched[stored] = touched.get(stored, 0) + size
         before, self._fetched_hits = self._fetched_hits, self.hits
@@ -147,8 +157,14 @@ class Lane:
     def interrupt(self, unique: int, message: memoryview) -> None:
         """The caller of a request has got a signal."""
         held = [] if self.pusher is None else self.pusher.pending
-        if self.reads.interrupt(unique) or any(
-            request.unique == unique for pending in (held, *(s.pending for s in self._servers)) for request in pending
+        if (
+            unique in self._parked
+            or self.reads.interrupt(unique)
+            or any(
+                request.unique == unique
+                for pending in (held, *(s.pending for s in self._servers))
+                for request in pending
+            )
         ):
             return  # the engine looks after it, or it is being answered this very moment
         if self.libfuse.owns(unique):
@@ -157,7 +173,7 @@ class Lane:
         # Read by another thread, and not taken up yet: the kernel is to ask again, by the clone that it was read from.
         for fd in self.clones:
             with contextlib.suppress(OSError):
-                os.write(fd, wire.error_reply(unique | 1, errno.EAGAIN))
+                os.write(fd, wire.error_reply(unique | wire.INTERRUPT_BIT, errno.EAGAIN))
                 return
 
     def _watch(self) -> None:
@@ -168,7 +184,8 @@ class Lane:
             now = time.monotonic()
             late, before = now - before > LATE_S, now
             try:
-                seen = {} if late else self._look(seen)
+                seen = seen if late else self._look(seen)
+                self._hand_over(now)
                 self._tell_stuck(now)
                 self._fill_vacancies()
             except Exception:  # without a watchdog a store that hangs would be waited for
@@ -211,18 +228,25 @@ class Lane:
             self._stuck[server] = time.monotonic() + breaker.STALL_S - STALL_S
             self.paused = True
             self._vacant.append(server.fd)
+        self._parked[request.unique] = time.monotonic() + SOURCE_S - STALL_S, request
         self.replaced += 1
-        log.warning("a read of the store has not come back for %.1f s: the source answers", STALL_S)
-        request.avoid_store = True
-        self.reads.submit(request)
+        log.warning("a read of the store has not come back for %.1f s", STALL_S)
         self._fill_vacancies()
+
+    def _hand_over(self, now: float) -> None:
+        for unique, (at, request) in list(self._parked.items()):
+            if at <= now and self._parked.pop(unique, None) is not None:
+                request.avoid_store = True
+                self.reads.submit(request)
+
+    def take_back(self, request: LaneRead) -> bool:
+        """A server that was given up can answer its request after all. Whether it may: else the engine has."""
+        return self._parked.pop(request.unique, None) is not None or self.reads.take_back(request)
 
     def _free_held(self, pusher: Pusher) -> None:
         """The READ that the pusher holds has waited long enough, for the store or for a page that is locked."""
         with contextlib.suppress(IndexError):
-            request = pusher.pending.pop()
-            request.avoid_store = True
-            self.reads.submit(request)
+            self.reads.submit(pusher.pending.pop())
 
     def _fill_vacancies(self) -> None:
         """Put servers where there are none. Where there is no pipe or thread for one, that is tried again later."""
@@ -247,6 +271,7 @@ class Lane:
         with self._lock:
             self._retired_hits += server.hits
             self._retired_hit_bytes += server.hit_bytes
+            self._retired_touched.append(server.touched)
             self._servers.remove(server)
             self._stuck.pop(server, None)
             self.paused = bool(self._stuck)

@@ -89,6 +89,13 @@ class LaneReads:
             self._woken = True
             self._soon(self._start_all)
 
+    def take_back(self, request: LaneRead) -> bool:
+        """The lane can answer it after all. Whether it may: else the engine has answered."""
+        if not self._is_ours_to_answer(request):
+            return False
+        self._soon(self._withdraw, request)
+        return True
+
     def interrupt(self, unique: int) -> bool:
         """The caller of this READ has got a signal. False if the engine does not have it."""
         request = self._pending.get(unique)
@@ -112,18 +119,28 @@ class LaneReads:
             self._nursery.start_soon(self._answer, self._queue.popleft())
         self.running_max = max(self.running_max, self.running)
 
+    def _is_ours_to_answer(self, request: LaneRead) -> bool:
+        """Take the right to answer: only one thread gets it."""
+        return self._pending.pop(request.unique, None) is request
+
     async def _answer(self, request: LaneRead) -> None:
         try:
+            if self._pending.get(request.unique) is not request:  # the lane has taken it back already
+                return
             code, data = errno.EIO, None
             request.scope = trio.CancelScope()
             with request.scope:
                 code, data = await self._outcome(request)
             if request.scope.cancelled_caught:
                 code = errno.EINTR
-            self._reply(request, code, data)
+            if self._is_ours_to_answer(request):
+                self._reply(request, code, data)
+        except Exception:
+            self._counters.errors.handler += 1
+            log.exception("a read could not be answered, on a fault of ours; its caller got EIO")
+            relay.reply(request.fd, request.unique, errno.EIO)
         finally:
             self.running -= 1
-            self._pending.pop(request.unique, None)
             if self._queue:
                 self._start_all()
 
@@ -147,6 +164,10 @@ class LaneReads:
         except OSError as error:
             if error.errno != errno.ENOENT:  # that is a caller who does not wait any more
                 relay.reply(request.fd, request.unique, errno.EIO)
+
+    def _withdraw(self, request: LaneRead) -> None:
+        if request.scope is not None:
+            request.scope.cancel()
 
     def _interrupted(self, request: LaneRead) -> None:
         if self._nursery is not None and request.unique in self._pending:

@@ -137,7 +137,9 @@ class Server:
         if hit is None or not entered:
             lane.reads.submit(request)
         elif not self._claim():
-            self.lost = True  # the watchdog has handed the request to the engine and put another server in this place
+            self.lost = True  # the watchdog has taken the request and put another server in this place
+            if filled and lane.take_back(request) and not self._answered(hit):
+                relay.reply(self.fd, unique, errno.EIO)
         elif not filled or not self._answered(hit):
             self._pipe.clear()
             lane.reads.submit(request)

@@ -180,9 +180,16 @@ class Relay:
             except queue.Full:
                 self.dropped_notifications += 1
             return
+        if unique & wire.INTERRUPT_BIT:  # libfuse has not found what it was to interrupt: is it to look again?
+            interrupted = self._owners.get(unique ^ wire.INTERRUPT_BIT)
+            if interrupted is not None:
+                with contextlib.suppress(OSError):  # ENOENT: answered meanwhile
+                    os.write(interrupted.fd, message)
+            return
         owner = self._owners.pop(unique, None)
         if owner is None:
             self.lost_replies += 1
+            log.debug("libfuse has answered what nobody asked: %d, errno %d, %d bytes", unique, -error, len(message))
             return
         try:
             if owner.opcode == wire.INIT and self._offer is not None:

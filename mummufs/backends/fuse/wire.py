@@ -24,6 +24,10 @@ INIT, READDIR, INTERRUPT, DESTROY, BATCH_FORGET, READDIRPLUS = 26, 28, 36, 38, 4
 UNANSWERED = frozenset((FORGET, BATCH_FORGET, INTERRUPT))
 """Requests that get no reply."""
 
+INTERRUPT_BIT = 1
+"""Set in the unique of an INTERRUPT, which is otherwise that of the request to interrupt. A reply of EAGAIN to it makes
+the kernel ask again."""
+
 NOTIFY_STORE = 4
 """Notification code: put bytes into the page cache of an inode."""
 
