@@ -43,8 +43,9 @@ class FillCounters:
     """Fills by how they ended; `bytes` are window bytes written to range files that were completed.
 
     `declined` fills were refused by the index, `dropped` ones were wanted while the filler was at one of its limits,
-    `unsettled` ones of a file that had only just changed or is being written. `aborted` ones had begun. `restamped` ranges were those of a
-    file of which only the ctime had changed: the source was read and nothing but a header was written.
+    `unsettled` ones of a file that had only just changed or that somebody had open for writing. `aborted` ones had
+    begun. `restamped` ranges were those of a file of which only the ctime had changed: the source was read and nothing
+    but a header was written.
     """
 
     completed: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,14 +11,24 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from mummufs.backends.fuse import front
+from mummufs.backends.fuse.device import LaneUnavailableError
+from mummufs.backends.fuse.front import LaneOptions
+from mummufs.backends.fuse.operations import Operations
+from mummufs.backends.fuse.session import Session, SessionOptions
+from mummufs.core.stats import Counters
+from mummufs.engine.overlay import Overlay
+from mummufs.mountinfo import mount_at, read_mountinfo
 from tests.faultfs.client import FaultFs
 from tests.mounts.harness import Mounted, opened
 from tests.mounts.lanes import KIB, LANE, MIB, lane, ranges, warm
 from tests.mounts.test_lifecycle import state
 from tests.mounts.test_signals import InFront
+from tests.support.descriptors import descriptors
 from tests.support.waiting import wait_for
 
 FREED_S = 3.0
@@ -222,3 +233,24 @@ def test_threads_do_not_leak(tree: Path, store: Path) -> None:
         round_of_reads()
         assert count() <= before + 2
         assert lane(m)["servers"] == 4
+
+
+@pytest.mark.mount
+def test_a_lane_that_gets_no_descriptors_leaves_no_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is mounted before the lane has all that it needs: what is mounted then is taken away again."""
+
+    def none_left(*_: object) -> None:
+        assert mount_at(tmp_path, read_mountinfo()) is not None
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(front, "Relay", none_left)
+    session = Session(
+        Operations(cast(Overlay, None), Counters(), 1.0),
+        tmp_path,
+        SessionOptions("source", lane="on", lane_options=LaneOptions(64)),
+    )
+    before = descriptors()
+    with pytest.raises(LaneUnavailableError, match=os.strerror(errno.EMFILE)):
+        session.mount()
+    assert mount_at(tmp_path, read_mountinfo()) is None
+    assert not descriptors() - before

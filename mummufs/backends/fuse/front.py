@@ -66,6 +66,7 @@ class Front:
 
         Raises:
             LaneUnavailableError: it cannot be mounted for a lane; nothing is.
+            OSError: there are no descriptors for the rest; the mount is there, and dead.
         """
         self._operations = operations
         self._gate = gate
@@ -75,18 +76,13 @@ class Front:
         for _ in range(SERVERS - 1):
             with contextlib.suppress(OSError):  # fewer do as well
                 self._clones.append(device.clone(self.fd))
-        self.relay = Relay(
-            self.fd,
-            wire.Wishes(
-                max_pages=_max_pages(),
-                max_write_bytes=MAX_WRITE_BYTES,
-                max_background=options.max_background,
-                passthrough=options.passthrough,
-                masked=options.masked,
-            ),
-        )
         self.reads = LaneReads(operations.read_plainly, operations.counters)
-        self.pusher = Pusher(self.fd, self.reads.submit) if options.push and reports is not None else None
+        try:
+            self.relay = Relay(self.fd, _wishes(options))
+            self.pusher = Pusher(self.fd, self.reads.submit) if options.push and reports is not None else None
+        except OSError:
+            self._close_clones()
+            raise
         self._touched = trio.Event()
         self.lane: Lane | None = None
 
@@ -159,6 +155,9 @@ class Front:
         """Close the connection; what still waits ends with an error."""
         self.disarm()
         self.relay.shut()
+        self._close_clones()
+
+    def _close_clones(self) -> None:
         for fd in self._clones:
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -180,6 +179,16 @@ class Front:
     def _stalled(self) -> None:
         if self._gate is not None:
             self._gate.stalled()
+
+
+def _wishes(options: LaneOptions) -> wire.Wishes:
+    return wire.Wishes(
+        max_pages=_max_pages(),
+        max_write_bytes=MAX_WRITE_BYTES,
+        max_background=options.max_background,
+        passthrough=options.passthrough,
+        masked=options.masked,
+    )
 
 
 def _max_pages() -> int:

@@ -113,7 +113,11 @@ class Session:
     def _mount_lane(self, options: LaneOptions) -> None:
         flags = [*self._options.flags, *(["ro"] if self._options.read_only else [])]
         request = device.MountRequest(self._mountpoint, self._options.fsname, SUBTYPE, self._options.allow_other, flags)
-        front = Front(request, options, self._operations, self._gate, self._reports)
+        try:
+            front = Front(request, options, self._operations, self._gate, self._reports)
+        except OSError as error:
+            unmount(self._mountpoint, True)
+            raise device.LaneUnavailableError(f"the lane has not what it needs: {error.strerror or error}") from None
         try:
             pyfuse3.init(self._operations, front.libfuse_mountpoint, {"default_permissions"})
         except RuntimeError as error:
