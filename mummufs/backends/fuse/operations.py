@@ -189,7 +189,11 @@ class Operations(pyfuse3.Operations):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         handle = await self._overlay.open(self.inodes.node(inode))
         number = next(self._numbers)
-        opened = self.modes.open(handle)
+        try:
+            opened = self.modes.open(handle)
+        except BaseException:  # nobody will release a handle that nobody has got
+            self._overlay.close(handle)
+            raise
         if opened.backing_id is not None and self.backing is not None:
             self.backing[number] = opened.backing_id
         self._handles[number] = handle
