@@ -29,7 +29,7 @@ pytestmark = pytest.mark.mount
 ROUNDS = 30
 SEEDS = (1, 2, 3)
 LOSSES = ("empty", "short", "zeros", "holes")
-KIB = 1 << 10
+KIB, MIB = 1 << 10, 1 << 20
 SIZES = (200 * KIB,) * 12
 
 
@@ -55,9 +55,9 @@ def volatile(tmp_path: Path) -> Iterator[FaultFs]:
 
 @pytest.fixture
 def models(tree: Path) -> dict[str, bytes]:
-    """Files of ranges in the source: their bytes."""
-    for i, name in enumerate(("a", "b", "c")):
-        write_native(tree / name, seed=i, sizes=SIZES, gap=3000)
+    """Files of ranges in the source: their bytes. Two have gaps so wide that each range is written by itself."""
+    for i, (name, gap) in enumerate({"a": MIB, "b": MIB, "c": 3000}.items()):
+        write_native(tree / name, seed=i, sizes=SIZES, gap=gap)
     return {name: (tree / name).read_bytes() for name in ("a", "b", "c")}
 
 

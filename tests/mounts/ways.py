@@ -1,9 +1,8 @@
 """The four ways in which the mount tests run: with the lane, without it, and with what older kernels offer.
 
     python -m tests.mounts.ways all [PYTEST ARGUMENT...]      every way, the whole of tests/mounts
-    python -m tests.mounts.ways others [PYTEST ARGUMENT...]   for a suite that has run the first way by itself:
-                                                              all of tests/mounts without the lane, a quick part of it
-                                                              as on older kernels
+    python -m tests.mounts.ways others [PYTEST ARGUMENT...]   for a suite that has run the first way by itself: of each
+                                                              other way what it is most likely to break, in two minutes
 
 An older kernel is imitated by taking out of INIT's offer what it did not know.
 """
@@ -49,13 +48,22 @@ WAYS: dict[str, dict[str, str]] = {
 """Name -> environment of the tests."""
 
 ALL = ("tests/mounts",)
-QUICK = tuple(f"tests/mounts/test_{name}.py" for name in ("bytes", "warm", "mirror", "lane"))
+
+
+def _files(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/mounts/test_{name}.py" for name in names)
+
+
 NOT_WITHOUT = ("--ignore-glob=*/test_lane*.py",)
 """These want the lane whatever the way, so they would say the same once more."""
 
 PLANS: dict[str, dict[str, Sequence[str]]] = {
     "all": {way: (*ALL, *(NOT_WITHOUT if way == "no lane" else ())) for way in WAYS},
-    "others": {"no lane": (*ALL, *NOT_WITHOUT), "6.1": QUICK, "6.8": QUICK},
+    "others": {
+        "no lane": _files("bytes", "filling", "mirror", "store_faults", "warm"),
+        "6.1": _files("bytes", "lane"),
+        "6.8": _files("lane_modes", "lane_push"),
+    },
 }
 """Plan -> what each way of it runs."""
 
