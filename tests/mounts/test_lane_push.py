@@ -18,6 +18,8 @@ from tests.mounts.test_filling import pread_direct
 from tests.support.waiting import wait_for
 
 TAIL = 1234
+PUSHED_S = 30
+"""How long it goes on until something was pushed."""
 CHANGING_S = 3.0
 VERSION_BYTES = 256 * KIB
 
@@ -145,6 +147,7 @@ def test_walks_through_a_file_that_is_replaced(tree: Path, store: Path) -> None:
                 try:
                     with opened(m.path("f")) as fd:
                         pread_direct(m.path("f"), 0, half)
+                        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # pages that are there need no push
                         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
                         found = b"".join(os.pread(fd, PAGE, at) for at in range(0, VERSION_BYTES, PAGE))
                 except OSError as error:
@@ -158,10 +161,12 @@ def test_walks_through_a_file_that_is_replaced(tree: Path, store: Path) -> None:
         for thread in threads:
             thread.start()
         number, until = 0, time.monotonic() + CHANGING_S
-        while time.monotonic() < until or (whole[0] < 20 and time.monotonic() < until + 20):
+        while (now := time.monotonic()) < until or (
+            (whole[0] < 20 or lane(m)["pushed_bytes"] == 0) and now < until + PUSHED_S
+        ):
             number += 1
             write(number)
-            stop.wait(0.1)
+            stop.wait(0.1 if now < until else 2)  # in the end long enough for a version to be stored and walked through
         stop.set()
         for thread in threads:
             thread.join()
