@@ -34,11 +34,9 @@ class OpenRanges(dict[tuple[int, int], StoredRange]):
 class FileView:
     """The windows of one version of a file, and which of them have a range file open."""
 
-    __slots__ = ("ends", "size", "starts", "stored", "table", "version")
+    __slots__ = ("ends", "size", "starts", "stored")
 
     def __init__(self, version: Version, table: RangeTable, stored: OpenRanges) -> None:
-        self.version = version
-        self.table = table
         self.size = version.size
         self.starts, self.ends = table.starts, table.ends
         self.stored = stored

@@ -9,9 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.faultfs.client import FaultFs
 from tests.support.fixtures import mounts, store, tree
 
-__all__ = ["mounts", "store", "tmpfs", "tree"]
+__all__ = ["mounts", "store", "tmpfs", "tree", "under"]
+
+
+@pytest.fixture
+def under(tmp_path: Path) -> Iterator[FaultFs]:
+    """A layer under the store."""
+    back = tmp_path / "disk"
+    back.mkdir()
+    with FaultFs(back) as layer:
+        yield layer
 
 
 @pytest.fixture

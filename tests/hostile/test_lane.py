@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,15 +34,6 @@ from tests.support.waiting import WAIT_S, wait_for
 SERVERS = 4
 STALL_S = 1.0
 """How long a hit may wait for the store before the source answers."""
-
-
-@pytest.fixture
-def under(tmp_path: Path) -> Iterator[FaultFs]:
-    """A layer under the store."""
-    back = tmp_path / "disk"
-    back.mkdir()
-    with FaultFs(back) as layer:
-        yield layer
 
 
 def back_to_the_lane(m: Mounted, expected: dict[str, bytes]) -> None:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,15 +41,6 @@ from tests.support.waiting import WAIT_S, wait_for
 
 STALL_S = 1.0
 """How long a hit may wait for the store before the source answers."""
-
-
-@pytest.fixture
-def under(tmp_path: Path) -> Iterator[FaultFs]:
-    """A layer under the store."""
-    back = tmp_path / "disk"
-    back.mkdir()
-    with FaultFs(back) as layer:
-        yield layer
 
 
 def back_to_hits(m: Mounted, expected: dict[str, bytes]) -> None:

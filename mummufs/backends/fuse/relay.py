@@ -25,8 +25,6 @@ from typing import NamedTuple
 from mummufs.backends.fuse import wire
 
 SOCKET_BYTES_WANTED = 4 << 20
-SMALL_BYTES = 64 << 10
-"""What every reply but READDIR's fits in."""
 MESSAGE_OVERHEAD_BYTES = 4096
 """Room for the headers in front of a WRITE's data."""
 MAX_WRITE_BYTES = 1 << 20
