@@ -101,7 +101,8 @@ class MountConfig:
         lane: whether threads of our own serve hits in front of libfuse: auto, on (or the mount fails), off.
         direct: files are read past the kernel's page cache.
         push: store the rest of a window into the page cache when a mapping walks through it.
-        passthrough: have the kernel read files without ranges by itself.
+        passthrough: have the kernel read files without ranges by itself. Off unless asked for: an open handle then
+            sees a rewrite in place, as in the source, where it would otherwise see one version or ESTALE.
         ram_budget_bytes: memory that the engine takes for itself, for io=auto.
         manifest: a native manifest that names the ranges of the file it states, or None.
         log_file: where the daemon logs, absolute; None for nowhere in the background, stderr in the foreground.
@@ -132,7 +133,7 @@ class MountConfig:
     lane: str = "auto"
     direct: bool = False
     push: bool = True
-    passthrough: bool = True
+    passthrough: bool = False
     ram_budget_bytes: int = 0
     manifest: Path | None = None
     log_file: Path | None = None
@@ -194,7 +195,7 @@ def build(
         lane=_one_of("lane", values, LANE),
         direct=_direct(values, environ),
         push=_one_of("push", values, SWITCH) == "on",
-        passthrough=_one_of("passthrough", values, SWITCH) == "on",
+        passthrough=_one_of("passthrough", values, SWITCH[::-1]) == "on",
         ram_budget_bytes=_size(values, "ram_budget") or 0,
         manifest=existing_file("the manifest", values["manifest"]) if "manifest" in values else None,
         log_file=writable_place("the log file", values["log_file"], directory=False) if "log_file" in values else None,

@@ -29,7 +29,7 @@ OWN_OPTIONS = {
     "lane": "auto|on|off",
     "io": "auto|cached|direct",
     "push": "on|off",
-    "passthrough": "on|off",
+    "passthrough": "off|on",
     "ram_budget": "SIZE",
     "manifest": "FILE",
     "log_file": "FILE",

@@ -230,8 +230,9 @@ def test_a_hit_that_hangs_is_the_engine_s_and_answered_once(two: Bench, held: th
     assert two.lane.replaced == 1
 
 
-def test_a_store_that_is_slow_for_a_moment(two: Bench, held: threading.Event) -> None:
+def test_a_store_that_is_slow_for_a_moment(two: Bench, held: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server that was given up answers, and the source is not troubled."""
+    monkeypatch.setattr(lane_module, "SOURCE_S", 1000.0)  # or a machine that stands for a moment would be a slow store
     unique = two.ask(0, 8 * PAGE)
     wait_for(lambda: two.lane.stuck, lambda stuck: stuck == 1)
     interrupt(two, unique, device=1)

@@ -140,7 +140,7 @@ def test_what_a_kernel_offers_is_taken_up(
     data = ranges(tree, 200 * KIB, 200 * KIB)
     for name in (MASKED_ENV, *WAYS[way]):
         monkeypatch.setenv(name, WAYS[way].get(name, "0"))
-    with Mounted(tree, store=store, options=("settle=0", "lane=on")) as m:
+    with Mounted(tree, store=store, options=("settle=0", "lane=on", "passthrough=on")) as m:
         negotiated = m.status()["backend"]["protocol"]
         assert negotiated["direct_mmap"] is (mapped is not None and mapped <= KERNEL)
         assert negotiated["passthrough"] is (passed is not None and passed <= KERNEL)

@@ -16,7 +16,7 @@ from tests.mounts.harness import Mounted, opened
 from tests.mounts.lanes import KIB, Limited, Served, lane, ranges, warm
 from tests.support.waiting import wait_for
 
-ON = ("settle=0", "lane=on", "attr_timeout=0")
+ON = ("settle=0", "lane=on", "attr_timeout=0", "passthrough=on")
 SIZE = 500 * KIB + 77
 
 

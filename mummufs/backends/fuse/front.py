@@ -43,7 +43,7 @@ class LaneOptions:
 
     max_background: int
     push: bool = True
-    passthrough: bool = True
+    passthrough: bool = False
     masked: int = 0
 
 
