@@ -111,12 +111,12 @@ async def test_an_evicted_range_is_read_from_the_source(tmp_path: Path) -> None:
         await volume.call(volume.volume.close, opened)
 
 
-async def test_models_of_every_format(tmp_path: Path) -> None:
-    """A directory on the disk and the real parser: every byte of every model, twice."""
+async def test_models_by_the_real_parser(tmp_path: Path) -> None:
+    """A directory on the disk and headers parsed in a child process: every byte of two models, twice."""
     root, store = tmp_path / "models", tmp_path / "store"
     root.mkdir()
     store.mkdir()
-    names = write_models(root)
+    names = [name for name in write_models(root) if name.parts[0] in ("gguf", "safetensors")]
     async with mounted(TreeSource(root), store, None) as volume:
         for _ in range(2):
             for name in names:

@@ -1,7 +1,8 @@
 """Names as Windows has them: cut, compared, matched against a pattern, and judged. Pure.
 
 A name of the source is bytes, in UTF-8; a half of a surrogate pair, which NTFS allows, is encoded as if it were a
-character. Names compare as NTFS compares them: each UTF-16 unit by its upper case.
+character. Names compare as NTFS compares them, as near as Python's tables come to those that a volume has: each UTF-16
+unit by its upper case.
 """
 
 from __future__ import annotations
@@ -68,11 +69,13 @@ def units(text: str) -> int:
 
 def folded(name: str) -> str:
     """What names are compared by: two names are the same to Windows where this is."""
-    upper = name.upper()
-    if len(upper) == len(name) and name.isascii():
-        return upper
-    # One unit becomes one unit: a sharp s stays what it is, and so does what lies beyond the first 65,536 characters.
-    return "".join(up if len(up := char.upper()) == 1 and char <= "\uffff" else char for char in name)
+    return name.upper() if name.isascii() else "".join(map(_upper, name))
+
+
+def _upper(char: str) -> str:
+    """One unit becomes one unit, and only where it could come back: ß, dotless i and long s stay what they are."""
+    upper = char.upper()
+    return upper if len(upper) == 1 and char <= "\uffff" and upper.lower() == char else char
 
 
 def is_creatable(name: str) -> bool:

@@ -138,14 +138,20 @@ class Session:
         Args:
             give_up_s: how long they may go on.
         """
-        orderly = False
+        cut_off = False
+
+        async def cut() -> None:
+            nonlocal cut_off
+            await trio.sleep(give_up_s)
+            cut_off = self.bridge.waiting > 0
+            self.bridge.close()
+
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._cut_off, give_up_s)
+            nursery.start_soon(cut)
             await trio.to_thread.run_sync(self._stop)
-            orderly = not nursery.cancel_scope.cancel_called and self.bridge.waiting == 0
             nursery.cancel_scope.cancel()
         self._ended.set()
-        return orderly
+        return not cut_off
 
     def close(self) -> None:
         """Give the volume up. Closing twice does nothing."""
@@ -163,10 +169,6 @@ class Session:
         if self._dispatching:
             self._dispatching = False
             self.library.lib.FspFileSystemStopDispatcher(self._fs)
-
-    async def _cut_off(self, after_s: float) -> None:
-        await trio.sleep(after_s)
-        self.bridge.close()
 
     def _tell_ended(self) -> None:
         if self._token is not None:
