@@ -42,6 +42,9 @@ class AbsentFile:
     def fileno(self) -> int:
         return self._opened().fileno()
 
+    def sync(self, *, data_only: bool = False) -> None:
+        self._opened().sync(data_only=data_only)
+
     def set_attributes(self, new: NewAttributes) -> None:
         self._opened().set_attributes(new)
 

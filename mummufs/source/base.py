@@ -119,6 +119,10 @@ class SourceFile(SourceObject, Protocol):
         """
         ...
 
+    def sync(self, *, data_only: bool = False) -> None:
+        """fsync(2), or fdatasync(2), of what anybody has written to it."""
+        ...
+
     def fileno(self) -> int:
         """A descriptor that a child process may inherit. Raises OSError where there is none."""
         ...
@@ -137,10 +141,6 @@ class WritableFile(SourceFile, Protocol):
 
     def to_read(self) -> SourceFile:
         """The same file, open for reading only."""
-        ...
-
-    def sync(self, *, data_only: bool = False) -> None:
-        """fsync(2), or fdatasync(2)."""
         ...
 
     def flush(self) -> None:

@@ -115,6 +115,9 @@ class TreeFile(TreeObject):
             done += n
         return done
 
+    def sync(self, *, data_only: bool = False) -> None:
+        (os.fdatasync if data_only else os.fsync)(self.fileno())
+
 
 class WritableTreeFile(TreeFile):
     """A regular file of the tree, open for writing."""
@@ -132,9 +135,6 @@ class WritableTreeFile(TreeFile):
     def to_read(self) -> SourceFile:
         fd = os.open(self._proc_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
         return TreeFile(fd, self._identify, self._closer)
-
-    def sync(self, *, data_only: bool = False) -> None:
-        (os.fdatasync if data_only else os.fsync)(self.fileno())
 
     def flush(self) -> None:
         os.close(os.dup(self.fileno()))

@@ -120,6 +120,10 @@ class MemoryFile(MemoryObject):
         buffer[: len(data)] = data
         return len(data)
 
+    def sync(self, *, data_only: bool = False) -> None:
+        del data_only
+        _ = self.node
+
     def fileno(self) -> int:
         raise OSError(errno.EOPNOTSUPP, "a file in memory has no descriptor", os.fsdecode(self._path))
 
@@ -138,10 +142,6 @@ class WritableMemoryFile(MemoryFile):
 
     def to_read(self) -> SourceFile:
         return MemoryFile(self._source, self._path, self.node)
-
-    def sync(self, *, data_only: bool = False) -> None:
-        del data_only
-        _ = self.node
 
     def flush(self) -> None:
         _ = self.node
