@@ -143,6 +143,8 @@ def _gauges(service: Service, operations: Operations) -> dict[str, Any]:
         "reads_in_flight_bytes": service.reader.bytes_in_flight,
         "open_handles": operations.open_handles,
         "open_files": service.overlay.open_files,
+        "files_written": service.writes.written,
+        "files_settling": service.writes.settling,
         "nodes": len(service.overlay.nodes),
         "inodes": len(operations.inodes),
     }

@@ -81,6 +81,14 @@ class SourceCounters:
 
 
 @dataclass
+class SourceWriteCounters:
+    """Writes that reached the source, and their bytes."""
+
+    count: int = 0
+    bytes: int = 0
+
+
+@dataclass
 class ErrorCounters:
     """Faults by where they arose. None of them but `source` was seen by a reader.
 
@@ -102,4 +110,5 @@ class Counters:
     fills: FillCounters = field(default_factory=FillCounters)
     evictions: EvictionCounters = field(default_factory=EvictionCounters)
     source_reads: SourceCounters = field(default_factory=SourceCounters)
+    source_writes: SourceWriteCounters = field(default_factory=SourceWriteCounters)
     errors: ErrorCounters = field(default_factory=ErrorCounters)

@@ -29,7 +29,7 @@ from mummufs.core.around import ReadAround
 from mummufs.core.index import DECLINED, CacheIndex, Decision
 from mummufs.core.manifest import RangeTable
 from mummufs.core.plan import window_key
-from mummufs.core.ranges import ByteRange, RangeKey, Version
+from mummufs.core.ranges import ByteRange, FileId, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.flight import PIECE_MAX_BYTES, Flight, read_piece
@@ -123,6 +123,12 @@ class Filler:
     def has(self, key: RangeKey) -> bool:
         """Whether there is a flight for this range, of whatever version."""
         return key in self._flights
+
+    def doom(self, file: FileId) -> None:
+        """This file is about to be changed: what its flights bring is not stored any more, and nobody joins them."""
+        for flight in self._flights.values():
+            if flight.keys[0].file == file:
+                flight.doomed = True
 
     @property
     def flights(self) -> int:
@@ -280,7 +286,7 @@ class Filler:
         key = flight.keys[0]
         try:
             await self._bring(flight, reads=reads, urgent=urgent)
-            while left and flight.error is None:
+            while left and not flight.failed:
                 key, reserved = next(iter(left.items()))
                 del left[key]
                 await self._writer.land(key, flight.version, flight.data(key), reserved=reserved)
@@ -313,7 +319,9 @@ class Filler:
                 brought += piece.size
                 flight.arrived(piece)
             attributes = await self._pools.metadata.run(_attributes, flight.file)
-            if attributes.version == flight.version:
+            if flight.doomed:
+                flight.end(OSError(errno.EBUSY, "the file is written through the mount"))
+            elif attributes.version == flight.version:
                 flight.end(None)
             else:
                 flight.end(OSError("the file changed meanwhile"))

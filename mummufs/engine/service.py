@@ -23,6 +23,7 @@ from mummufs.engine.catalog import Catalog, Parser
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.filler import Filler
 from mummufs.engine.gate import Gate
+from mummufs.engine.mirror import Mirror
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Overlay
 from mummufs.engine.parse import ChildParser, child_environment, end_child
@@ -31,6 +32,7 @@ from mummufs.engine.resident import OPEN_MAX, Resident
 from mummufs.engine.scrub import Scrub
 from mummufs.engine.threads import Pools
 from mummufs.engine.views import HitReports
+from mummufs.engine.writes import Writes
 from mummufs.source.base import Source
 from mummufs.store.layout import charge_of
 from mummufs.store.rangestore import RangeStore
@@ -127,6 +129,15 @@ class Service:
             offline_reads=options.offline_reads,
         )
 
+        self.writes = Writes(
+            self.pools,
+            self.counters,
+            self.cache,
+            self.catalog,
+            settle_ns=int(options.settle_s * 1e9),
+            wall_ns=wall_ns,
+        )
+        self.mirror = Mirror(self.overlay, source, self.pools, self.counters, self.writes)
         if self.cache is not None:
             self.cache.filler.noticed = self.overlay.noticed
 
@@ -159,6 +170,7 @@ class Service:
         """
         async with trio.open_nursery() as nursery:
             await nursery.start(self.overlay.run)
+            await nursery.start(self.writes.run)
             if self.cache is not None and self.catalog is not None:
                 nursery.start_soon(self.cache.gate.run)
                 nursery.start_soon(self.cache.evictor.run)
