@@ -219,6 +219,21 @@ uint8_t FspFileSystemAddDirInfo(DirInfo *line, void *buffer, uint32_t size, uint
     return 1;
 }
 
+/* The whole change in the place of the whole descriptor: enough to see that both come through. */
+NTSTATUS FspSetSecurityDescriptor(const void *known, uint32_t what, const void *change, void **made) {
+    (void)known, (void)what;
+    uint32_t size = *(const uint32_t *)((const char *)change - sizeof(uint32_t));
+    *made = malloc(size);
+    memcpy(*made, change, size);
+    return SUCCESS;
+}
+
+void FspDeleteSecurityDescriptor(void *made, void *maker) {
+    if (maker != (void *)FspSetSecurityDescriptor)
+        abort();
+    free(made);
+}
+
 /* ------------------------------------------------------------------ what a test calls */
 
 static int enter(FileSystem *fs) {
@@ -398,6 +413,87 @@ NTSTATUS host_link(FileSystem *fs, void *context, void *buffer, size_t *size) {
     if (!enter(fs))
         return CANCELLED;
     return leave(fs, fs->interface->GetReparsePoint(fs, context, 0, buffer, size));
+}
+
+/*
+ * Create as CreateFile does for a name that is not there: the parent's descriptor is asked for, and the new file's is
+ * given, its size before it (see FspSetSecurityDescriptor). A name that is there is opened and overwritten.
+ */
+NTSTATUS host_create(FileSystem *fs, WCHAR *path, uint32_t options, uint32_t attributes, const void *descriptor,
+    int overwrite, void **context, FileInfo *info) {
+    if (!enter(fs))
+        return CANCELLED;
+    OpenFileInfo open = {0};
+    WCHAR normalized[PATH_UNITS];
+    open.NormalizedName = normalized;
+    open.NormalizedNameSize = sizeof normalized;
+    *context = 0;
+    NTSTATUS result;
+    if (overwrite) {
+        result = fs->interface->Open(fs, path, options, 0x12019f, context, &open.Info);
+        if (result == SUCCESS)
+            result = fs->interface->Overwrite(fs, *context, attributes, 0, 0, &open.Info);
+    } else
+        result = fs->interface->Create(
+            fs, path, options, 0x12019f, attributes, (void *)descriptor, 0, context, &open.Info);
+    *info = open.Info;
+    return leave(fs, result);
+}
+
+NTSTATUS host_write(FileSystem *fs, void *context, void *data, uint64_t offset, uint32_t size, int constrained,
+    uint32_t *done, FileInfo *info) {
+    if (!enter(fs))
+        return CANCELLED;
+    *done = 0;
+    return leave(fs, fs->interface->Write(
+        fs, context, data, offset, size, offset == UINT64_MAX, (uint8_t)constrained, done, info));
+}
+
+NTSTATUS host_flush(FileSystem *fs, void *context, FileInfo *info) {
+    if (!enter(fs))
+        return CANCELLED;
+    return leave(fs, fs->interface->Flush(fs, context, info));
+}
+
+NTSTATUS host_set_size(FileSystem *fs, void *context, uint64_t size, int allocation, FileInfo *info) {
+    if (!enter(fs))
+        return CANCELLED;
+    return leave(fs, fs->interface->SetFileSize(fs, context, size, (uint8_t)allocation, info));
+}
+
+NTSTATUS host_set_basic(
+    FileSystem *fs, void *context, uint32_t attributes, uint64_t accessed, uint64_t written, FileInfo *info) {
+    if (!enter(fs))
+        return CANCELLED;
+    return leave(fs, fs->interface->SetBasicInfo(fs, context, attributes, 0, accessed, written, 0, info));
+}
+
+NTSTATUS host_rename(FileSystem *fs, void *context, WCHAR *name, WCHAR *new_name, int replace) {
+    if (!enter(fs))
+        return CANCELLED;
+    return leave(fs, fs->interface->Rename(fs, context, name, new_name, (uint8_t)replace));
+}
+
+/* DeleteFile on an open handle: may it be, and then its name goes with the last cleanup. */
+NTSTATUS host_delete(FileSystem *fs, void *context, WCHAR *name) {
+    if (!enter(fs))
+        return CANCELLED;
+    NTSTATUS result = fs->interface->CanDelete(fs, context, name);
+    if (result == SUCCESS)
+        fs->interface->Cleanup(fs, context, name, 1);
+    return leave(fs, result);
+}
+
+NTSTATUS host_set_security(FileSystem *fs, void *context, void *change) {
+    if (!enter(fs))
+        return CANCELLED;
+    return leave(fs, fs->interface->SetSecurity(fs, context, 7, change));
+}
+
+NTSTATUS host_set_link(FileSystem *fs, void *context, WCHAR *name, void *data, size_t size) {
+    if (!enter(fs))
+        return CANCELLED;
+    return leave(fs, fs->interface->SetReparsePoint(fs, context, name, data, size));
 }
 
 const Interface *host_interface(FileSystem *fs) { return fs->interface; }

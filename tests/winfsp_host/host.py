@@ -46,6 +46,15 @@ int32_t host_entry(void *, uintptr_t, char16_t *, void *);
 int32_t host_descriptor(void *, uintptr_t, void *, size_t *);
 int32_t host_link(void *, uintptr_t, void *, size_t *);
 void *host_interface(void *);
+int32_t host_create(void *, char16_t *, uint32_t, uint32_t, const void *, int, uintptr_t *, void *);
+int32_t host_write(void *, uintptr_t, const char *, uint64_t, uint32_t, int, uint32_t *, void *);
+int32_t host_flush(void *, uintptr_t, void *);
+int32_t host_set_size(void *, uintptr_t, uint64_t, int, void *);
+int32_t host_set_basic(void *, uintptr_t, uint32_t, uint64_t, uint64_t, void *);
+int32_t host_rename(void *, uintptr_t, char16_t *, char16_t *, int);
+int32_t host_delete(void *, uintptr_t, char16_t *);
+int32_t host_set_security(void *, uintptr_t, void *);
+int32_t host_set_link(void *, uintptr_t, char16_t *, const char *, size_t);
 int host_hammer(void *, uintptr_t, const char *, uint64_t, uint32_t, uint32_t, uint32_t);
 """
 _INFO = struct.Struct("<II7QII")
@@ -183,6 +192,56 @@ class Volume:
         total, free, units = struct.unpack_from("<QQH", bytes(place))
         return total, free, bytes(place)[18 : 18 + units].decode("utf-16-le")
 
+    # ------------------------------------------------------------------ changes
+
+    def create(
+        self, path: str, options: int = 0, attributes: int = 0, descriptor: bytes = b"", *, overwrite: bool = False
+    ) -> Open:
+        name, sized = self.ffi.new("char16_t[]", path), self.ffi.new("uint8_t[]", 4 + len(descriptor))
+        self.ffi.memmove(sized, struct.pack("<I", len(descriptor)) + descriptor, 4 + len(descriptor))
+        context, info = self.ffi.new("uintptr_t *"), self.ffi.new("uint8_t[72]")
+        given = sized + 4 if descriptor else self.ffi.NULL
+        self._check(self.lib.host_create(self.fs, name, options, attributes, given, overwrite, context, info))
+        return Open(context[0], _info(bytes(info)), path)
+
+    def write(self, opened: Open, offset: int | None, data: bytes, *, constrained: bool = False) -> FileInfo:
+        """Write all of it, at the end if there is no offset, unless it is constrained to what the file has."""
+        done, info = self.ffi.new("uint32_t *"), self.ffi.new("uint8_t[72]")
+        at = (1 << 64) - 1 if offset is None else offset
+        self._check(self.lib.host_write(self.fs, opened.context, data, at, len(data), constrained, done, info))
+        assert constrained or done[0] == len(data)
+        return _info(bytes(info))
+
+    def flush(self, opened: Open) -> FileInfo:
+        return self._changed(self.lib.host_flush, opened.context)
+
+    def set_size(self, opened: Open, size: int, *, allocation: bool = False) -> FileInfo:
+        return self._changed(self.lib.host_set_size, opened.context, size, allocation)
+
+    def set_basic(self, opened: Open, attributes: int = 0xFFFFFFFF, accessed: int = 0, written: int = 0) -> FileInfo:
+        return self._changed(self.lib.host_set_basic, opened.context, attributes, accessed, written)
+
+    def rename(self, opened: Open, old: str, new: str, *, replace: bool = False) -> None:
+        names = self.ffi.new("char16_t[]", old), self.ffi.new("char16_t[]", new)
+        self._check(self.lib.host_rename(self.fs, opened.context, *names, replace))
+
+    def delete(self, opened: Open, path: str) -> None:
+        """Delete an open file: its name goes, and it stays open."""
+        self._check(self.lib.host_delete(self.fs, opened.context, self.ffi.new("char16_t[]", path)))
+
+    def set_security(self, opened: Open, descriptor: bytes) -> None:
+        sized = self.ffi.new("uint8_t[]", struct.pack("<I", len(descriptor)) + descriptor)
+        self._check(self.lib.host_set_security(self.fs, opened.context, sized + 4))
+
+    def set_link(self, opened: Open, path: str, data: bytes) -> None:
+        name = self.ffi.new("char16_t[]", path)
+        self._check(self.lib.host_set_link(self.fs, opened.context, name, data, len(data)))
+
+    def _changed(self, function: Any, *arguments: Any) -> FileInfo:
+        info = self.ffi.new("uint8_t[72]")
+        self._check(function(self.fs, *arguments, info))
+        return _info(bytes(info))
+
     def hammer(self, opened: Open, expected: bytes, read_max: int, threads: int, rounds: int) -> int:
         """Reads at random from threads of C; how many went wrong."""
         kept = self.ffi.from_buffer(expected)
@@ -259,7 +318,7 @@ def _threads() -> trio.CapacityLimiter:
     return _limiters.setdefault(token, trio.CapacityLimiter(200))
 
 
-def new_session(running: Engine, options: VolumeOptions | None = None) -> Session:
+def new_session(running: Engine, options: VolumeOptions | None = None, *, writable: bool = False) -> Session:
     """A session that is not mounted. Names and attributes are not believed at all, unless the options say so."""
     return Session(
         running.overlay,
@@ -267,6 +326,7 @@ def new_session(running: Engine, options: VolumeOptions | None = None) -> Sessio
         options or VolumeOptions("M:", "D:\\models", info_timeout_s=0.0, source_timeout_s=20.0),
         running.cache.gate,
         running.service.reports,
+        mirror=running.service.mirror if writable else None,
         library=Library(compiled()),
     )
 
@@ -278,17 +338,23 @@ async def mounted(
     parser: FakeParser | None = None,
     *,
     options: VolumeOptions | None = None,
+    writable: bool = False,
     **kwargs: Any,
 ) -> AsyncIterator[Mounted]:
     """An engine with a volume over it, until the end of the block. `kwargs` are `engine`'s."""
-    async with engine(source, store_dir, parser, **kwargs) as running, mounted_over(running, options) as volume:
+    async with (
+        engine(source, store_dir, parser, **kwargs) as running,
+        mounted_over(running, options, writable=writable) as volume,
+    ):
         yield volume
 
 
 @contextlib.asynccontextmanager
-async def mounted_over(running: Engine, options: VolumeOptions | None = None) -> AsyncIterator[Mounted]:
+async def mounted_over(
+    running: Engine, options: VolumeOptions | None = None, *, writable: bool = False
+) -> AsyncIterator[Mounted]:
     """A volume over an engine that runs."""
-    session = new_session(running, options)
+    session = new_session(running, options, writable=writable)
     session.mount()
     try:
         async with trio.open_nursery() as nursery:

@@ -100,7 +100,9 @@ class Bridge:
         try:
             token.run_sync_soon(self._start, job, function, args)
             if not job.done.acquire(timeout=self._limit_s):
-                self._give_up(token, job)
+                self.late += 1
+                token.run_sync_soon(job.scope.cancel)
+                raise OSError(errno.ETIMEDOUT, f"no answer within {self._limit_s:g} s")
         except trio.RunFinishedError:
             raise _cancelled() from None
         finally:
@@ -116,11 +118,6 @@ class Bridge:
         if token is not None:
             with contextlib.suppress(trio.RunFinishedError):
                 token.run_sync_soon(function, *args)
-
-    def _give_up(self, token: trio.lowlevel.TrioToken, job: _Job[Result]) -> None:
-        self.late += 1
-        job.error = OSError(errno.ETIMEDOUT, f"no answer within {self._limit_s:g} s")
-        token.run_sync_soon(job.scope.cancel)
 
     def _start(self, job: _Job[Result], function: Callable[[*Args], Awaitable[Result]], args: tuple[*Args]) -> None:
         if self._nursery is None or self._token is None:

@@ -26,12 +26,18 @@ LABEL_UNITS_MAX = 32
 _UTF16 = "utf-16-le"
 _DIR_INFO_BYTES = 104
 
+CHANGES = (
+    *("Create", "Overwrite", "Write", "SetBasicInfo", "SetFileSize", "CanDelete", "Rename"),
+    *("SetSecurity", "SetReparsePoint", "DeleteReparsePoint"),
+)
+"""The entry points that change something: refused here, and carried out by `writing`."""
+
 log = logging.getLogger(__name__)
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
 
-def _guarded(entry: Entry) -> Entry:
+def guarded(entry: Entry) -> Entry:
     """Turn whatever an entry point raises into a status."""
 
     @functools.wraps(entry)
@@ -69,6 +75,7 @@ class Callbacks:
             stopped: told, in a thread of WinFsp's, that no more calls will come.
         """
         self.counters = counters
+        self._library = library
         self._ffi, self._text = library.ffi, library.text
         self._add_dir_info = library.lib.FspFileSystemAddDirInfo
         self._files = files
@@ -90,33 +97,24 @@ class Callbacks:
         return {
             "GetVolumeInfo": self.get_volume_info,
             "GetSecurityByName": self.get_security_by_name,
-            "Create": self.create,
             "Open": self.open,
-            "Overwrite": self.overwrite,
             "Cleanup": self.cleanup,
             "Close": self.close,
             "Read": self.read,
-            "Write": self.write,
             "Flush": self.flush,
             "GetFileInfo": self.get_file_info,
-            "SetBasicInfo": self.set_basic_info,
-            "SetFileSize": self.set_file_size,
-            "CanDelete": self.can_delete,
-            "Rename": self.rename,
             "GetSecurity": self.get_security,
-            "SetSecurity": self.set_security,
             "ReadDirectory": self.read_directory,
             "ResolveReparsePoints": self.resolve_reparse_points,
             "GetReparsePoint": self.get_reparse_point,
-            "SetReparsePoint": self.set_reparse_point,
-            "DeleteReparsePoint": self.delete_reparse_point,
             "GetDirInfoByName": self.get_dir_info_by_name,
             "DispatcherStopped": self.dispatcher_stopped,
+            **dict.fromkeys(CHANGES, self.refuse),
         }
 
     # ------------------------------------------------------------------ the volume
 
-    @_guarded
+    @guarded
     def get_volume_info(self, _fs: Any, info: Any) -> None:
         info.TotalSize, info.FreeSize = self._bridge.call(self._files.volume)
         info.VolumeLabelLength = len(self._label)
@@ -130,7 +128,7 @@ class Callbacks:
 
     # ------------------------------------------------------------------ by name
 
-    @_guarded
+    @guarded
     def get_security_by_name(self, _fs: Any, name: Any, bits: Any, buffer: Any, size: Any) -> int:
         try:
             found, descriptor = self._bridge.call(self._files.security_by_name, self._text(name))
@@ -142,14 +140,14 @@ class Callbacks:
             bits[0] = found
         return self._put(descriptor, buffer, size, ntstatus.BUFFER_OVERFLOW)
 
-    @_guarded
+    @guarded
     def open(self, _fs: Any, name: Any, options: int, _access: int, context: Any, info: Any) -> None:
         opened = self._bridge.call(self._files.open, self._text(name), options)
         context[0] = opened.number
         self._fill(info, opened.info)
         self._normalise(info, opened.path)
 
-    @_guarded
+    @guarded
     def resolve_reparse_points(
         self, _fs: Any, name: Any, _index: int, last: int, io_status: Any, buffer: Any, size: Any
     ) -> int:
@@ -163,7 +161,7 @@ class Callbacks:
 
     # ------------------------------------------------------------------ by handle
 
-    @_guarded
+    @guarded
     def read(self, _fs: Any, context: int, buffer: Any, offset: int, size: int, done: Any) -> None:
         place = memoryview(self._ffi.buffer(buffer, size)).cast("B")
         opened = self._files.opened(context)
@@ -176,24 +174,24 @@ class Callbacks:
         place[: len(data)] = data
         done[0] = len(data)
 
-    @_guarded
+    @guarded
     def get_file_info(self, _fs: Any, context: int, info: Any) -> None:
         self._fill(info, self._bridge.call(self._files.info, context))
 
-    @_guarded
+    @guarded
     def flush(self, _fs: Any, context: int, info: Any) -> None:
         if context:  # else the volume, of which nothing is to be told
             self._fill(info, self._bridge.call(self._files.info, context))
 
-    @_guarded
+    @guarded
     def get_security(self, _fs: Any, context: int, buffer: Any, size: Any) -> int:
         return self._put(self._bridge.call(self._files.descriptor, context), buffer, size, ntstatus.BUFFER_OVERFLOW)
 
-    @_guarded
+    @guarded
     def get_reparse_point(self, _fs: Any, context: int, _name: Any, buffer: Any, size: Any) -> int:
         return self._put(self._bridge.call(self._files.link, context), buffer, size, ntstatus.BUFFER_TOO_SMALL)
 
-    @_guarded
+    @guarded
     def read_directory(
         self, _fs: Any, context: int, pattern: Any, marker: Any, buffer: Any, size: int, done: Any
     ) -> None:
@@ -210,7 +208,7 @@ class Callbacks:
                 return
         self._add_dir_info(null, buffer, size, done)
 
-    @_guarded
+    @guarded
     def get_dir_info_by_name(self, _fs: Any, context: int, name: Any, line: Any) -> None:
         self._line(line, self._bridge.call(self._files.entry, context, self._text(name)))
 
@@ -226,12 +224,9 @@ class Callbacks:
 
     # ------------------------------------------------------------------ what is written is refused
 
-    @_guarded
-    def _refuse(self, *_args: Any) -> int:
+    @guarded
+    def refuse(self, *_args: Any) -> int:
         return ntstatus.MEDIA_WRITE_PROTECTED
-
-    create = overwrite = write = set_basic_info = set_file_size = can_delete = rename = _refuse
-    set_security = set_reparse_point = delete_reparse_point = _refuse
 
     # ------------------------------------------------------------------ values of C
 

@@ -11,7 +11,7 @@ import errno
 import itertools
 import stat
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -48,10 +48,11 @@ class OpenedAs(NamedTuple):
 
 @dataclass(eq=False)
 class Opened:
-    """What a handle of Windows stands for. `handle` is there for regular files only."""
+    """What a handle of Windows stands for. `handle` is there for regular files only, `writer` once it has written."""
 
     node: Node
     handle: Handle | None = None
+    writer: Handle | None = None
     listing: Sequence[DirEntry] = field(default=(), repr=False)
     keys: Sequence[tuple[int, str, str]] = field(default=(), repr=False)
 
@@ -64,6 +65,9 @@ class Files:
         self._paths = paths
         self._opened: dict[int, Opened] = {}
         self._numbers = itertools.count(1)
+        self.closing: Callable[[Opened], None] = self._closed
+        """What closes the open file of a handle; who changes files sets it."""
+        self.read_only = True
 
     @property
     def open_handles(self) -> int:
@@ -95,7 +99,7 @@ class Files:
         Args:
             options: the CreateOptions of NtCreateFile.
         """
-        if options & DELETE_ON_CLOSE:
+        if options & DELETE_ON_CLOSE and self.read_only:
             raise StatusError(ntstatus.CANNOT_DELETE)
         for _ in range(OPEN_TRIES):
             node = await self._paths.find(path)
@@ -114,8 +118,7 @@ class Files:
         if options & NON_DIRECTORY_FILE and is_directory:
             raise StatusError(ntstatus.FILE_IS_A_DIRECTORY)
         handle = await self._overlay.open(node) if node.attributes.is_file else None
-        number = next(self._numbers)
-        self._opened[number] = Opened(node, handle)
+        number = self.add(Opened(node, handle))
         info = file_info(node.attributes, to_directory=is_directory and not node.attributes.is_directory)
         return OpenedAs(number, info, self._paths.path(node))
 
@@ -185,7 +188,17 @@ class Files:
     def close(self, number: int) -> None:
         """Close a handle, once Windows will not come back to it."""
         opened = self._opened.pop(number, None)
-        if opened is not None and opened.handle is not None:
+        if opened is not None:
+            self.closing(opened)
+
+    def add(self, opened: Opened) -> int:
+        """A new handle; its number."""
+        number = next(self._numbers)
+        self._opened[number] = opened
+        return number
+
+    def _closed(self, opened: Opened) -> None:
+        if opened.handle is not None:
             self._overlay.close(opened.handle)
 
     async def _list(self, opened: Opened) -> None:

@@ -134,6 +134,8 @@ int32_t FspFileSystemSetMountPoint(FS, STR);
 void FspFileSystemRemoveMountPoint(FS);
 int32_t FspFileSystemStartDispatcher(FS, uint32_t);
 void FspFileSystemStopDispatcher(FS);
+int32_t FspSetSecurityDescriptor(const void *, uint32_t, const void *, void **);
+void FspDeleteSecurityDescriptor(void *, void *);
 uint8_t FspFileSystemAddDirInfo(FSP_FSCTL_DIR_INFO *, void *, uint32_t, uint32_t *);
 """
 

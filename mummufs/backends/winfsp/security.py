@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import stat
 import struct
+from collections.abc import Callable
 
 SOURCE_ATTRIBUTE = b"system.ntfs_acl"
 """The extended attribute by which a source gives the descriptor that a file really has, as ntfs-3g names it."""
@@ -21,6 +22,7 @@ READ, WRITE, EXECUTE, ALL = 0x120089, 0x130156, 0x1200A0, 0x1F01FF
 _HEADER = struct.Struct("<BBHIIII")
 _ACL = struct.Struct("<BBHHH")
 _ACE = struct.Struct("<BBHI")
+_SID_HEAD_BYTES = 8
 
 
 def sid(authority: int, *parts: int) -> bytes:
@@ -56,6 +58,21 @@ def from_mode(mode: int, uid: int, gid: int) -> bytes:
     at_dacl = at_group + len(group)
     control = _SELF_RELATIVE | _DACL_PRESENT | _DACL_PROTECTED
     return _HEADER.pack(1, 0, control, at_owner, at_group, 0, at_dacl) + owner + group + dacl
+
+
+def length(read: Callable[[int, int], bytes]) -> int:
+    """The bytes of a self-relative security descriptor: it says where its parts are, and each of them how long it is.
+
+    Args:
+        read: gives bytes of it, from an offset on.
+    """
+    _, _, _, owner, group, sacl, dacl = _HEADER.unpack(read(0, _HEADER.size))
+    end = _HEADER.size
+    for at in filter(None, (owner, group)):
+        end = max(end, at + _SID_HEAD_BYTES + 4 * read(at, 2)[1])
+    for at in filter(None, (sacl, dacl)):
+        end = max(end, at + _ACL.unpack(read(at, _ACL.size))[2])
+    return end
 
 
 def _rights(bits: int) -> int:

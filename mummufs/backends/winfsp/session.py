@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -11,17 +13,21 @@ from mummufs.backends.winfsp import library as winfsp
 from mummufs.backends.winfsp import ntstatus
 from mummufs.backends.winfsp.bridge import Bridge
 from mummufs.backends.winfsp.callbacks import Callbacks
+from mummufs.backends.winfsp.changes import Changes
 from mummufs.backends.winfsp.files import Files
 from mummufs.backends.winfsp.hits import Hits
 from mummufs.backends.winfsp.info import filetime
 from mummufs.backends.winfsp.library import Library
 from mummufs.backends.winfsp.names import COMPONENT_UNITS_MAX
 from mummufs.backends.winfsp.paths import Paths
+from mummufs.backends.winfsp.writing import WritingCallbacks
 from mummufs.core.errors import MummufsError
 from mummufs.core.stats import Counters
 from mummufs.engine.gate import Gate
+from mummufs.engine.mirror import Mirror
 from mummufs.engine.overlay import Overlay
 from mummufs.engine.views import HitReports
+from mummufs.source.base import Creator
 
 DEVICE = "WinFsp.Disk"
 FILE_SYSTEM_NAME = "mummufs"
@@ -35,6 +41,8 @@ IRP_CAPACITY = 1000
 BRIDGE_MARGIN_S = 10.0
 """The engine gives up a call to the source in its own time; the bridge waits for its answer so much longer."""
 LABEL = "mummufs"
+CREATOR = Creator(0, 0, 0)
+"""A source on Windows does not ask: new files are whose the process's token says."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +76,14 @@ class Session:
         gate: Gate | None = None,
         reports: HitReports | None = None,
         *,
+        mirror: Mirror | None = None,
         library: Library | None = None,
     ) -> None:
         """Make a session that is not mounted.
 
         Args:
             gate, reports: the store's side of hits; None without a store.
+            mirror: carries changes out; None for a volume that nobody may write to.
             library: WinFsp; None to load the one that is installed.
 
         Raises:
@@ -83,8 +93,13 @@ class Session:
         self.library = library or Library(winfsp.find_dll())
         self.bridge = Bridge(options.source_timeout_s + BRIDGE_MARGIN_S)
         self.hits = Hits(gate, reports, counters)
-        self.files = Files(overlay, Paths(overlay, options.info_timeout_s))
-        self.callbacks = Callbacks(
+        paths = Paths(overlay, options.info_timeout_s)
+        self.files = Files(overlay, paths)
+        self.files.read_only = self._read_only = mirror is None
+        make: Callable[..., Callbacks] = Callbacks
+        if mirror is not None:
+            make = partial(WritingCallbacks, Changes(self.files, overlay, paths, mirror, CREATOR))
+        self.callbacks = make(
             self.library, self.files, self.bridge, self.hits, counters, label=options.label, stopped=self._tell_ended
         )
         self._ended = trio.Event()
@@ -196,7 +211,7 @@ class Session:
             | winfsp.UNICODE_ON_DISK
             | winfsp.PERSISTENT_ACLS
             | winfsp.REPARSE_POINTS
-            | winfsp.READ_ONLY_VOLUME
+            | (winfsp.READ_ONLY_VOLUME if self._read_only else 0)
             | winfsp.POST_CLEANUP_WHEN_MODIFIED_ONLY
             | winfsp.PASS_QUERY_DIRECTORY_PATTERN
             | winfsp.PASS_QUERY_DIRECTORY_FILE_NAME
