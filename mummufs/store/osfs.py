@@ -69,9 +69,18 @@ class Os(Protocol):
         """Wait until the file's bytes and size are on the disk."""
         ...
 
-    def rename(self, old: str, new: str) -> None: ...
+    def publish(self, fd: int, old: str, new: str) -> int:
+        """Give a file that was created just now, and is open, its name, in the place of one that has it.
 
-    def unlink(self, name: str) -> None: ...
+        Returns:
+            the descriptor to read it by from now on: on some systems an open file cannot be renamed, and is closed
+            first. After an error the one that was given is to be closed, unless it is EBADF by now.
+        """
+        ...
+
+    def unlink(self, name: str) -> None:
+        """Remove a name. Raises OSError with EBUSY where it is open, on systems that do not remove such files."""
+        ...
 
     def mkdir(self, name: str) -> None:
         """Create a directory, mode 0700 whatever the umask; one that is there already is fine."""
@@ -144,8 +153,9 @@ class RealOs:
     def sync(self, fd: int) -> None:
         os.fdatasync(fd)
 
-    def rename(self, old: str, new: str) -> None:
+    def publish(self, fd: int, old: str, new: str) -> int:
         os.rename(old, new, src_dir_fd=self._root, dst_dir_fd=self._root)
+        return fd
 
     def unlink(self, name: str) -> None:
         os.unlink(name, dir_fd=self._root)

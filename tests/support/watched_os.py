@@ -60,9 +60,9 @@ class WatchedOs:
         self._call("sync")
         self._real.sync(fd)
 
-    def rename(self, old: str, new: str) -> None:
+    def publish(self, fd: int, old: str, new: str) -> int:
         self._call("rename")
-        self._real.rename(old, new)
+        return self._real.publish(fd, old, new)
 
     def unlink(self, name: str) -> None:
         self._call("unlink")
