@@ -225,12 +225,13 @@ class CacheIndex:
         self._evicting_bytes += entry.charge
         return entry.charge
 
-    def abort_evict(self, key: RangeKey) -> None:
-        """Its range file could not be removed, and is as it was: reads are planned from it again."""
+    def abort_evict(self, key: RangeKey) -> Version:
+        """Its range file could not be removed, and is as it was: reads are planned from it again. Gives its version."""
         entry = self._move(key, Event.ABORT_EVICT)
         self._evicting_bytes -= entry.charge
         self._pinned_bytes += entry.charge * (key in self._pins)
         self._enlist(entry)
+        return entry.version
 
     def finish_evict(self, key: RangeKey) -> None:
         """The range file is gone and nobody reads it any more: its bytes are free. Its heat stays."""

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from math import inf
+from weakref import ref
 
 import trio
 
@@ -27,6 +28,7 @@ from mummufs.core.stats import Counters
 from mummufs.engine.gate import Gate
 from mummufs.engine.resident import Resident
 from mummufs.store.rangestore import RangeStore
+from mummufs.store.storedrange import StoredRange
 
 BATCH_MAX = 64
 """Files removed in one call to a worker thread."""
@@ -45,10 +47,11 @@ log = logging.getLogger(__name__)
 class _Leaving:
     """A range on its way out: how many things of it (its name, its open file) are still there."""
 
-    __slots__ = ("left",)
+    __slots__ = ("left", "stored")
 
-    def __init__(self, left: int) -> None:
-        self.left = left
+    def __init__(self, stored: StoredRange | None) -> None:
+        self.left = 1 if stored is None else 2
+        self.stored = None if stored is None else ref(stored)
 
 
 class Evictor:
@@ -110,7 +113,7 @@ class Evictor:
             self._counters.evictions.ranges += 1
             self._counters.evictions.bytes += charge
             stored = self._resident.remove(key)
-            leaving = self._outstanding[key] = _Leaving(1 if stored is None else 2)  # its name, and its open file
+            leaving = self._outstanding[key] = _Leaving(stored)
             if stored is not None:
                 stored.when_closed(partial(self._closed_from_any_thread, key, leaving))
             del stored  # here, or with its last reader
@@ -157,11 +160,9 @@ class Evictor:
 
     def _put_back(self, key: RangeKey) -> None:
         """A reader has it open, and so its name cannot go: it is as good as it was."""
-        del self._outstanding[key]
-        version = self._index.version(key)
-        assert version is not None, "a range that is on its way out has one"
-        self._index.abort_evict(key)
-        self._resident.add(key, version)
+        leaving = self._outstanding.pop(key)
+        stored = None if leaving.stored is None else leaving.stored()
+        self._resident.add(key, self._index.abort_evict(key), stored)
         self._counters.evictions.returned += 1
         self._paused_until = trio.current_time() + RETURN_PAUSE_S
 
