@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mummufs import __version__
-from mummufs.backends.fuse.front import Front
-from mummufs.backends.fuse.operations import Operations
-from mummufs.backends.fuse.session import MAX_TASKS
-from mummufs.backends.fuse.tuning import Tuned
 from mummufs.config import MountConfig
 from mummufs.engine.scrub import Scrub
 from mummufs.engine.service import Service
+
+if TYPE_CHECKING:  # not on Windows
+    from mummufs.backends.fuse.front import Front
+    from mummufs.backends.fuse.operations import Operations
+    from mummufs.backends.fuse.tuning import Tuned
 
 SCHEMA = 1
 
@@ -27,15 +28,12 @@ def status(
     uptime_s: float,
 ) -> dict[str, Any]:
     """The status of a running mount: bytes, counts since it was mounted, and gauges."""
+    from mummufs.backends.fuse.session import MAX_TASKS
+
     if front is not None:
         front.report()  # what the lane has served up to now is in the counters
-    counters = service.counters
     return {
-        "schema": SCHEMA,
-        "version": __version__,
-        "pid": os.getpid(),
-        "uptime_s": round(uptime_s, 3),
-        "options": _options(config, service),
+        **common(config, service, uptime_s, operations.open_handles, len(operations.inodes)),
         "backend": {
             "lane": "off" if front is None else "on",
             "io": "direct" if config.direct else "cached",
@@ -44,6 +42,19 @@ def status(
             "max_tasks": MAX_TASKS,
             "read_ahead_bytes": tuned.read_ahead_bytes,
         },
+        "lane": None if front is None else _lane(front, operations),
+    }
+
+
+def common(config: MountConfig, service: Service, uptime_s: float, open_handles: int, inodes: int) -> dict[str, Any]:
+    """What every backend's status has."""
+    counters = service.counters
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "pid": os.getpid(),
+        "uptime_s": round(uptime_s, 3),
+        "options": _options(config, service),
         "mountpoint": os.fspath(config.mountpoint),
         "source": os.fspath(config.source),
         "state": _state(service),
@@ -54,8 +65,7 @@ def status(
         "source_reads": asdict(counters.source_reads),
         "errors": asdict(counters.errors),
         "scrub": None if service.scrub is None else scrub_status(service.scrub),
-        "lane": None if front is None else _lane(front, operations),
-        "gauges": _gauges(service, operations),
+        "gauges": _gauges(service, open_handles, inodes),
     }
 
 
@@ -139,17 +149,17 @@ def _store(config: MountConfig, service: Service) -> dict[str, Any]:
     }
 
 
-def _gauges(service: Service, operations: Operations) -> dict[str, Any]:
+def _gauges(service: Service, open_handles: int, inodes: int) -> dict[str, Any]:
     """Every queue, buffer and pool: what it holds now, and where it is kept the most it has held."""
     gauges: dict[str, Any] = {
         "reads_in_flight": service.reader.reads_in_flight,
         "reads_in_flight_bytes": service.reader.bytes_in_flight,
-        "open_handles": operations.open_handles,
+        "open_handles": open_handles,
         "open_files": service.overlay.open_files,
         "files_written": service.writes.written,
         "files_settling": service.writes.settling,
         "nodes": len(service.overlay.nodes),
-        "inodes": len(operations.inodes),
+        "inodes": inodes,
     }
     for name, pool in vars(service.pools).items():
         gauges[f"{name}_waiting"] = pool.waiting

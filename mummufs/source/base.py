@@ -31,15 +31,16 @@ if sys.platform == "win32":
         f_flag: int
         f_namemax: int
 
+    def stat_vfs(values: Sequence[int]) -> StatVfs:
+        """A `StatVfs` of these ten values, in its order."""
+        return StatVfs(*values)
+
 else:
     StatVfs = os.statvfs_result
 
-
-def stat_vfs(values: Sequence[int]) -> StatVfs:
-    """A `StatVfs` of these ten values, in its order."""
-    if sys.platform == "win32":
-        return StatVfs(*values)
-    return StatVfs(values)
+    def stat_vfs(values: Sequence[int]) -> StatVfs:
+        """A `StatVfs` of these ten values, in its order."""
+        return StatVfs(values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,9 @@ from typing import NamedTuple, Protocol
 
 from mummufs.store.layout import DIR_MODE, FILE_MODE
 
-_OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_OPEN_FLAGS = 0
+for _flag in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY"):  # Windows has none of them, and `windowsos`
+    _OPEN_FLAGS |= getattr(os, _flag, 0)
 
 
 class FileState(NamedTuple):
@@ -67,6 +69,10 @@ class Os(Protocol):
 
     def sync(self, fd: int) -> None:
         """Wait until the file's bytes and size are on the disk."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Move a file that nobody has open, in the place of one that has the new name."""
         ...
 
     def publish(self, fd: int, old: str, new: str) -> int:
@@ -153,8 +159,11 @@ class RealOs:
     def sync(self, fd: int) -> None:
         os.fdatasync(fd)
 
-    def publish(self, fd: int, old: str, new: str) -> int:
+    def rename(self, old: str, new: str) -> None:
         os.rename(old, new, src_dir_fd=self._root, dst_dir_fd=self._root)
+
+    def publish(self, fd: int, old: str, new: str) -> int:
+        self.rename(old, new)
         return fd
 
     def unlink(self, name: str) -> None:

@@ -117,12 +117,15 @@ class WindowsOs:
 
     def publish(self, fd: int, old: str, new: str) -> int:
         self.close(fd)
+        self.rename(old, new)
+        return self.open(new)
+
+    def rename(self, old: str, new: str) -> None:
         try:
             self._win32.move(self._path(old), self._path(new), replace=True)
         except PermissionError:  # what it is for a name that is open; a directory is told apart
             self._refuse_directory(new)
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), new) from None
-        return self.open(new)
 
     def unlink(self, name: str) -> None:
         try:

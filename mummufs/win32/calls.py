@@ -6,7 +6,10 @@ waited for by its own event, and so a buffer is never given back while Windows s
 
 from __future__ import annotations
 
+import errno
 import sys
+
+from mummufs.win32.api import Win32
 
 if sys.platform == "win32":
     import ctypes
@@ -366,3 +369,13 @@ if sys.platform == "win32":
         def __exit__(self, *_: object) -> None:
             if self._pointer:
                 self._kernel.LocalFree(self._pointer)
+
+    def real_win32() -> Win32:
+        """The calls of this machine."""
+        return RealWin32()
+
+else:
+
+    def real_win32() -> Win32:
+        """There are none."""
+        raise OSError(errno.ENOSYS, "this machine does not run Windows")

@@ -60,6 +60,10 @@ class WatchedOs:
         self._call("sync")
         self._real.sync(fd)
 
+    def rename(self, old: str, new: str) -> None:
+        self._call("rename")
+        self._real.rename(old, new)
+
     def publish(self, fd: int, old: str, new: str) -> int:
         self._call("rename")
         return self._real.publish(fd, old, new)
