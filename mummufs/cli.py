@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from typing import IO, Any
 
 import click
 
 import mummufs
-from mummufs.commands.install_helper import install_helper
-from mummufs.commands.mount import mount
 from mummufs.commands.output import printable
-from mummufs.commands.ranges import ranges
-from mummufs.commands.status import status
-from mummufs.commands.umount import umount
-from mummufs.commands.verify import verify
 from mummufs.core.errors import MummufsError, UsageError
+
+if sys.platform == "win32":
+    from mummufs.commands.windows import mount, status, umount
+
+    COMMANDS = (mount, umount, status)
+else:
+    from mummufs.commands.install_helper import install_helper
+    from mummufs.commands.mount import mount
+    from mummufs.commands.ranges import ranges
+    from mummufs.commands.status import status
+    from mummufs.commands.umount import umount
+    from mummufs.commands.verify import verify
+
+    COMMANDS = (mount, umount, status, ranges, verify, install_helper)
 
 
 class Failure(click.ClickException):
@@ -59,7 +68,7 @@ def cli() -> None:
     """Serve a model on a slow volume from the NVMe, range by range."""
 
 
-for command in (mount, umount, status, ranges, verify, install_helper):
+for command in COMMANDS:
     cli.add_command(command)
 
 

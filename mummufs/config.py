@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Literal, Protocol, TypeGuard
 
+from mummufs import paths
 from mummufs.core.errors import UsageError
 from mummufs.options import ParsedOptions, parse_options, quote_option
-from mummufs.paths import check_places, existing_file, source_directory, usable_mountpoint, writable_place
 from mummufs.units import parse_count, parse_duration, parse_gib, parse_size
 
 Policy = Literal["hotness", "lru"]
@@ -75,6 +75,20 @@ VERIFY: dict[str, Verify] = {"first": "first", "always": "always"}
 POLICIES: tuple[Policy, ...] = ("hotness", "lru")
 
 PASS_THROUGH_NOTE = "no store directory: pass-through, nothing is cached (give --store DIR)"  # noqa: S105 - no password
+
+
+class Places(Protocol):
+    """The checks of the paths that a mount is made of. See `paths`."""
+
+    def source_directory(self, text: str, /) -> Path: ...
+
+    def usable_mountpoint(self, text: str, /) -> Path: ...
+
+    def writable_place(self, what: str, text: str, /, *, directory: bool) -> Path: ...
+
+    def existing_file(self, what: str, text: str, /) -> Path: ...
+
+    def check_places(self, source: Path, mountpoint: Path, store: Path | None, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -154,6 +168,7 @@ def build(
     overrides: Mapping[str, str | None] | None = None,
     foreground: bool = False,
     sloppy: bool = False,
+    places: Places = paths,
 ) -> MountConfig:
     """Check everything that a mount needs and give its settings. Nothing is created or mounted.
 
@@ -165,17 +180,18 @@ def build(
         overrides: option -> text of the long options, which win over `options`; None for one not given.
         foreground: see `MountConfig`.
         sloppy: unknown options are warnings.
+        places: what checks the paths; Windows has checks of its own.
 
     Raises:
         UsageError: a sentence that says what is wrong and what to do.
     """
     parsed = parse_options(options, sloppy=sloppy)
     values = _merged(parsed, overrides or {})
-    source_path = source_directory(source)
-    mountpoint_path = usable_mountpoint(mountpoint)
+    source_path = places.source_directory(source)
+    mountpoint_path = places.usable_mountpoint(mountpoint)
     store_text = values.get("store") or environ.get(STORE_ENV) or None
-    store_dir = writable_place("the store", store_text, directory=True) if store_text else None
-    check_places(source_path, mountpoint_path, store_dir)
+    store_dir = places.writable_place("the store", store_text, directory=True) if store_text else None
+    places.check_places(source_path, mountpoint_path, store_dir)
     return MountConfig(
         source=source_path,
         mountpoint=mountpoint_path,
@@ -198,8 +214,10 @@ def build(
         push=_one_of("push", values, SWITCH) == "on",
         passthrough=_one_of("passthrough", values, SWITCH[::-1]) == "on",
         ram_budget_bytes=_size(values, "ram_budget") or 0,
-        manifest=existing_file("the manifest", values["manifest"]) if "manifest" in values else None,
-        log_file=writable_place("the log file", values["log_file"], directory=False) if "log_file" in values else None,
+        manifest=places.existing_file("the manifest", values["manifest"]) if "manifest" in values else None,
+        log_file=(
+            places.writable_place("the log file", values["log_file"], directory=False) if "log_file" in values else None
+        ),
         log_level=_log_level(values),
         fsname=values.get("fsname", source),
         mount_flags=parsed.mount_flags,

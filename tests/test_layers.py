@@ -38,7 +38,7 @@ THIRD_PARTY = {
 }
 
 ONLY_IN = {
-    "trio": ("engine/", "backends/", "control.py", "mount.py"),
+    "trio": ("engine/", "backends/", "control.py", "mount.py", "pipes.py", "winmount.py"),
     "pyfuse3": ("backends/fuse/",),
     "cffi": ("backends/winfsp/",),
 }

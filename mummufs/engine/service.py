@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from mummufs.engine.mirror import Mirror
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Overlay
 from mummufs.engine.parse import ChildParser, child_environment, end_child
+from mummufs.engine.pipeparse import PipeParser
 from mummufs.engine.reader import Reader
 from mummufs.engine.resident import OPEN_MAX, Resident
 from mummufs.engine.scrub import Scrub
@@ -65,6 +67,7 @@ class ServiceOptions:
         manifest: a native manifest for the file that it names.
         open_max: range files kept open.
         read_around: the source's disks spin: they are told what is likely to be read next.
+        pipes: headers are parsed by children that inherit no descriptors.
     """
 
     source_reads: int
@@ -78,6 +81,7 @@ class ServiceOptions:
     manifest: Path | None = None
     open_max: int = OPEN_MAX
     read_around: bool = False
+    pipes: bool = False
 
 
 class Service:
@@ -111,7 +115,7 @@ class Service:
         if store is not None:
             self.cache = self._make_cache(store, options, wall_ns)
             self.catalog = Catalog(
-                parser or ChildParser(source, self.pools, options.manifest),
+                parser or (PipeParser if options.pipes else ChildParser)(source, self.pools, options.manifest),
                 self.cache,
                 self.pools,
                 self.counters,
@@ -224,7 +228,7 @@ class Service:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=child_environment(),
-            cwd="/",
+            cwd=os.sep,
         )
         try:
             assert process.stdout is not None

@@ -46,7 +46,7 @@ async def test_a_source_that_fails_meanwhile(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", layers=(0,), experts=2, dense_bytes=100_000, expert_bytes=50_000)
     source = MemorySource({b"m.gguf": (tmp_path / "m.gguf").read_bytes()})
     source.fail_read(2)  # the first is the sniff
-    with pytest.raises(OSError, match="I/O error"):
+    with pytest.raises(OSError, match="Input/output error"):
         await PipeParser(source, Pools(4)).parse(b"m.gguf", source.open(b"m.gguf"))
 
 
