@@ -40,7 +40,10 @@ _COLUMNS = ("mountpoint", "source", "state", "used", "budget", "ranges", "hits",
 @click.option("--log-file", metavar="FILE", help="Where the daemon logs.")
 @click.option("--log-level", metavar="LEVEL", help=f"One of {', '.join(LOG_LEVELS)}.")
 @click.option("--mount-timeout", metavar="TIME", help="How long to wait for the mount. Default: 60s.")
-def mount(source: str, mountpoint: str, options: tuple[str, ...], foreground: bool, **overrides: str | None) -> None:
+@click.option("--daemon", is_flag=True, hidden=True)
+def mount(
+    source: str, mountpoint: str, options: tuple[str, ...], foreground: bool, daemon: bool, **overrides: str | None
+) -> None:
     """Mirror SOURCE at MOUNTPOINT, a free drive such as M:, its models' ranges served from the store."""
     config = configuration.build(
         source,
@@ -48,18 +51,19 @@ def mount(source: str, mountpoint: str, options: tuple[str, ...], foreground: bo
         options=options,
         environ=os.environ,
         overrides=overrides,
-        foreground=foreground,
+        foreground=foreground or daemon,
         places=winpaths,
     )
     for note in [*config.warnings, *([] if config.store_dir else [PASS_THROUGH_NOTE])]:
         click.echo(f"mummufs: {printable(note)}", err=True)
-    if not foreground:
+    if not config.foreground:
         start(config, sys.argv[1:])
         return
     from mummufs.winmount import run  # it brings the engine, which no other command needs
 
     at = printable(str(config.mountpoint))
-    raise SystemExit(run(config, lambda _: click.echo(f"mummufs: mounted at {at}", err=True)))
+    ready = (lambda _: None) if daemon else (lambda _: click.echo(f"mummufs: mounted at {at}", err=True))
+    raise SystemExit(run(config, ready, background=daemon))
 
 
 @click.command()
@@ -133,13 +137,13 @@ def start(config: MountConfig, arguments: Sequence[str]) -> None:
     """Start the daemon and wait until the mount answers.
 
     Args:
-        arguments: this command's own; the daemon's are the same, in the foreground.
+        arguments: this command's own; the daemon's are the same.
 
     Raises:
         UsageError, MummufsError: as the daemon found; none is left running then.
     """
     at = list(arguments).index("mount") + 1
-    command = [sys.executable, "-P", "-m", "mummufs", *arguments[:at], "--foreground", *arguments[at:]]
+    command = [sys.executable, "-P", "-m", "mummufs", *arguments[:at], "--daemon", *arguments[at:]]
     pipe = pipes.pipe_of(os.fspath(config.mountpoint))
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(

@@ -37,6 +37,7 @@ FILES_COUNTED_MAX = 100_000
 """More files than this are taken for a source that fits into no cache."""
 _OPEN_LINK = api.FLAG_BACKUP_SEMANTICS | api.FLAG_OPEN_REPARSE_POINT
 _BLOCK_BYTES = 4096
+_NOT_IN_NAMES = frozenset('\\:*?"<>|') | {chr(i) for i in range(32)}
 
 
 class WindowsFile(WindowsObject):
@@ -123,18 +124,14 @@ class WindowsSource:
             self.win32.close(handle)
 
     def open(self, path: bytes) -> WindowsFile:
-        handle = self.open_handle(path, api.GENERIC_READ, self._read_flags)
-        if self._is_regular(handle):
-            return WindowsFile(self, path, handle)
-        self.win32.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", self.shown(path))
+        return WindowsFile(self, path, self._open_data(path, api.GENERIC_READ, self._read_flags))
 
     def open_directory(self, path: bytes) -> int:
         self.win32.close(self.open_handle(path))
         raise OSError(errno.EOPNOTSUPP, "a directory of Windows has no descriptor", self.shown(path))
 
     def statfs(self) -> StatVfs:
-        space = self.win32.space(self._root)
+        space = self.win32.space(self._root + "\\")
         total, free, available = (size // _BLOCK_BYTES for size in space)
         return stat_vfs((_BLOCK_BYTES, _BLOCK_BYTES, total, free, available, 0, 0, 0, 0, 255))
 
@@ -157,11 +154,9 @@ class WindowsSource:
     # ------------------------------------------------------------------ changing
 
     def open_to_write(self, place: Place) -> WritableWindowsFile:
-        handle = self.open_handle(place.path, api.GENERIC_READ | api.GENERIC_WRITE, api.FLAG_OVERLAPPED, place.file)
-        if self._is_regular(handle):
-            return WritableWindowsFile(self, place.path, handle)
-        self.win32.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", self.shown(place.path))
+        access = api.GENERIC_READ | api.GENERIC_WRITE
+        handle = self._open_data(place.path, access, api.FLAG_OVERLAPPED, place.file)
+        return WritableWindowsFile(self, place.path, handle)
 
     def object(self, place: Place) -> WindowsObject:
         access = api.READ_ATTRIBUTES | api.WRITE_ATTRIBUTES
@@ -187,9 +182,11 @@ class WindowsSource:
         text = path.decode("utf-8", "surrogatepass")
         if any(part in ("", ".", "..") for part in text.split("/")) and text:
             raise OSError(errno.ENOENT, "a path that is none of the source's", text)
-        if not {"\\", ":", "\0", "*", "?"}.isdisjoint(text):
+        if not _NOT_IN_NAMES.isdisjoint(text):
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), text)
-        return self._root + ("\\" + text.replace("/", "\\") if text else "")
+        if not text:
+            return self._root + ("\\" if self._root.endswith(":") else "")  # without it a drive is a device
+        return self._root + "\\" + text.replace("/", "\\")
 
     def shown(self, path: bytes) -> str:
         """A path for people."""
@@ -205,13 +202,14 @@ class WindowsSource:
         """
         wanted = self.absolute(path)
         try:
-            handle = self.win32.open(wanted, access, api.SHARE_ALL, api.OPEN_EXISTING, _OPEN_LINK | flags)
+            rights = access | api.READ_ATTRIBUTES
+            handle = self.win32.open(wanted, rights, api.SHARE_ALL, api.OPEN_EXISTING, _OPEN_LINK | flags)
         except OSError as error:
             if error.errno == errno.EBUSY and access == api.READ_ATTRIBUTES:  # it is being deleted
                 raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown(path)) from None
             raise
         try:
-            if self.win32.final_path(handle).rstrip("\\") != wanted:
+            if self.win32.final_path(handle).rstrip("\\") != wanted.rstrip("\\"):
                 raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown(path))
             if file is not None and self.identity(self.win32.state(handle)) != file:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self.shown(path))
@@ -220,9 +218,19 @@ class WindowsSource:
             raise
         return handle
 
-    def _is_regular(self, handle: int) -> bool:
+    def _open_data(self, path: bytes, access: int, flags: int, file: FileId | None = None) -> int:
+        """Open a regular file for its bytes. Those of a file that Windows keeps elsewhere (deduplicated, or in a cloud)
+        are got by opening it as what it seems to be."""
+        handle = self.open_handle(path, access, flags, file)
         state = self.win32.state(handle)
-        return not state.is_directory and not state.is_link
+        if not state.is_directory and not state.is_link:
+            if not state.attributes & api.ATTRIBUTE_REPARSE_POINT:
+                return handle
+            self.win32.close(handle)
+            wanted = self.absolute(path)
+            return self.win32.open(wanted, access | api.READ_ATTRIBUTES, api.SHARE_ALL, api.OPEN_EXISTING, flags)
+        self.win32.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", self.shown(path))
 
     def identity(self, state: FileState) -> FileId:
         """Which file it is."""

@@ -51,7 +51,8 @@ class WindowsObject:
         """Size, times, and of the mode whether anybody may write; there are no owners here."""
         win32 = self._source.win32
         if new.size is not None:
-            win32.set_size(self.handle, new.size)
+            size = new.size
+            self._with_access(api.GENERIC_WRITE, lambda handle: win32.set_size(handle, size))
         bits = 0
         if new.mode is not None:
             bits = win32.state(self.handle).attributes & ~api.ATTRIBUTE_READONLY & ~api.ATTRIBUTE_NORMAL

@@ -95,7 +95,8 @@ class WindowsOs:
         return FileState(found.file_id, found.size, *times, found.links, regular)
 
     def is_in(self, fd: int, state: FileState) -> bool:
-        return self.state(fd) == state
+        # Nothing of a file changes without its change time.
+        return api.ns_of(self._win32.changed(self._handle(fd))) == state.ctime_ns
 
     def read(self, fd: int, buffer: memoryview, offset: int) -> int:
         return self._win32.read(self._handle(fd), [(offset, buffer)])[0] if len(buffer) else 0
@@ -155,10 +156,10 @@ class WindowsOs:
         return [entry for entry, _ in self._win32.entries(self._path(name))]
 
     def free_bytes(self) -> int:
-        return self._win32.space(self._directory).available
+        return self._win32.space(self._directory + "\\").available
 
     def total_bytes(self) -> int:
-        return self._win32.space(self._directory).total
+        return self._win32.space(self._directory + "\\").total
 
     def revive(self) -> bool:
         try:

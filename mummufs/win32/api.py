@@ -49,10 +49,13 @@ ERRNO_OF = {
     50: errno.EOPNOTSUPP,  # NOT_SUPPORTED
     53: errno.EHOSTUNREACH,  # BAD_NETPATH
     55: errno.ENODEV,  # DEV_NOT_EXIST
+    59: errno.EIO,  # UNEXP_NET_ERR
     64: errno.ECONNABORTED,  # NETNAME_DELETED
+    67: errno.ENODEV,  # BAD_NET_NAME
     80: errno.EEXIST,  # FILE_EXISTS
     87: errno.EINVAL,  # INVALID_PARAMETER
     112: errno.ENOSPC,  # DISK_FULL
+    121: errno.ETIMEDOUT,  # SEM_TIMEOUT
     123: errno.EINVAL,  # INVALID_NAME
     145: errno.ENOTEMPTY,  # DIR_NOT_EMPTY
     183: errno.EEXIST,  # ALREADY_EXISTS
@@ -65,6 +68,9 @@ ERRNO_OF = {
     1167: errno.ENODEV,  # DEVICE_NOT_CONNECTED
     1224: errno.EBUSY,  # USER_MAPPED_FILE
     1295: errno.EDQUOT,  # DISK_QUOTA_EXCEEDED
+    1307: errno.EPERM,  # INVALID_OWNER
+    1308: errno.EPERM,  # INVALID_PRIMARY_GROUP
+    1314: errno.EPERM,  # PRIVILEGE_NOT_HELD
     1450: errno.ENOMEM,  # NO_SYSTEM_RESOURCES
     1920: errno.ELOOP,  # CANT_ACCESS_FILE
     4390: errno.EINVAL,  # NOT_A_REPARSE_POINT
@@ -121,6 +127,10 @@ class Win32(Protocol):
     def close(self, handle: int) -> None: ...
 
     def state(self, handle: int) -> FileState: ...
+
+    def changed(self, handle: int) -> int:
+        """The change time alone: every hit asks for it."""
+        ...
 
     def read(self, handle: int, requests: Sequence[tuple[int, memoryview]]) -> list[int]:
         """Read all of these `(offset, place)` at once, from a handle that was opened overlapped; the bytes of each."""

@@ -13,7 +13,6 @@ from mummufs.win32.api import Win32
 
 if sys.platform == "win32":
     import ctypes
-    import struct
     import threading
     from collections.abc import Iterator, Sequence
     from ctypes import wintypes
@@ -28,6 +27,17 @@ if sys.platform == "win32":
         error,
     )
     from mummufs.win32.libraries import load
+    from mummufs.win32.structures import (
+        BasicInfo,
+        IdInfo,
+        MemoryStatus,
+        Overlapped,
+        SecurityAttributes,
+        StandardInfo,
+        TagInfo,
+        link_target,
+        listed,
+    )
 
     _INVALID_HANDLE = ctypes.c_void_p(-1).value
     _HANDLE_EOF, _IO_PENDING, _NO_MORE_FILES, _INSUFFICIENT_BUFFER = 38, 997, 18, 122
@@ -37,91 +47,18 @@ if sys.platform == "win32":
     _LOCK_OFFSET = 1 << 62
     _SYMLINK_DIRECTORY, _SYMLINK_UNPRIVILEGED = 1, 2
     _FILE_BASIC_INFO, _FILE_STANDARD_INFO, _FILE_ATTRIBUTE_TAG_INFO, _FILE_ID_INFO = 0, 1, 9, 18
-    _FILE_ID_EXTD_DIR_INFO = 19
+    _FILE_END_OF_FILE_INFO, _FILE_ID_EXTD_DIR_INFO = 6, 19
     _LISTING_BYTES = 64 << 10
     _FSCTL_GET_REPARSE_POINT = 0x900A8
     _REPARSE_BYTES = 16 << 10
-    _SYMLINK_TAG = 0xA000000C
     _SDDL_REVISION = 1
     _OWNER_GROUP_DACL = 0x1 | 0x2 | 0x4
     _FINAL_PATH_CHARS = 32 << 10
     _IO_BYTES_MAX = 1 << 30
 
-    class _Overlapped(ctypes.Structure):
-        _fields_ = (
-            ("Internal", ctypes.c_void_p),
-            ("InternalHigh", ctypes.c_void_p),
-            ("Offset", wintypes.DWORD),
-            ("OffsetHigh", wintypes.DWORD),
-            ("hEvent", wintypes.HANDLE),
-        )
-
-    class _BasicInfo(ctypes.Structure):
-        _fields_ = (
-            ("created", ctypes.c_int64),
-            ("accessed", ctypes.c_int64),
-            ("written", ctypes.c_int64),
-            ("changed", ctypes.c_int64),
-            ("attributes", wintypes.DWORD),
-        )
-
-    class _StandardInfo(ctypes.Structure):
-        _fields_ = (
-            ("allocated", ctypes.c_int64),
-            ("size", ctypes.c_int64),
-            ("links", wintypes.DWORD),
-            ("delete_pending", ctypes.c_ubyte),
-            ("directory", ctypes.c_ubyte),
-        )
-
-    class _TagInfo(ctypes.Structure):
-        _fields_ = (("attributes", wintypes.DWORD), ("tag", wintypes.DWORD))
-
-    class _IdInfo(ctypes.Structure):
-        _fields_ = (("volume", ctypes.c_uint64), ("id_low", ctypes.c_uint64), ("id_high", ctypes.c_uint64))
-
-    _LISTED = struct.Struct("<I4x6q4I2Q")
-    """FILE_ID_EXTD_DIR_INFO: next, times, size, allocated, attributes, name's bytes, -, tag, id; then the name."""
-
-    class _SecurityAttributes(ctypes.Structure):
-        _fields_ = (
-            ("length", wintypes.DWORD),
-            ("descriptor", ctypes.c_void_p),
-            ("inherit", wintypes.BOOL),
-        )
-
-    class _MemoryStatus(ctypes.Structure):
-        _fields_ = (
-            ("length", wintypes.DWORD),
-            ("load", wintypes.DWORD),
-            *(
-                (name, ctypes.c_uint64)
-                for name in ("total", "free", "page", "page_free", "virtual", "virtual_free", "x")
-            ),
-        )
-
     def _address(place: memoryview) -> int:
-        if not len(place):
-            return 0
-        if place.readonly:
-            return ctypes.cast(ctypes.c_char_p(place.tobytes()), ctypes.c_void_p).value or 0
-        return ctypes.addressof(ctypes.c_char.from_buffer(place))
-
-    def _listed(data: bytes, volume: int) -> Iterator[tuple[str, FileState]]:
-        """The lines of a listing."""
-        at = 0
-        while True:
-            following, created, accessed, written, changed, size, allocated, attributes, length, _, tag, low, high = (
-                _LISTED.unpack_from(data, at)
-            )
-            start = at + _LISTED.size
-            name = data[start : start + length].decode("utf-16-le", "surrogatepass")
-            if name not in (".", ".."):
-                times = (created, accessed, written, changed)
-                yield name, FileState(attributes, tag, volume, low ^ high, 1, size, allocated, *times)
-            if not following:
-                return
-            at += following
+        """Where a buffer that may be written to begins."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(place)) if len(place) else 0
 
     class RealWin32:
         """The calls of this machine."""
@@ -143,7 +80,7 @@ if sys.platform == "win32":
             self._check(self._kernel.CloseHandle(handle))
 
         def state(self, handle: int) -> FileState:
-            basic, standard, tag, ids = _BasicInfo(), _StandardInfo(), _TagInfo(), _IdInfo()
+            basic, standard, tag, ids = BasicInfo(), StandardInfo(), TagInfo(), IdInfo()
             for kind, found in (
                 (_FILE_BASIC_INFO, basic),
                 (_FILE_STANDARD_INFO, standard),
@@ -166,6 +103,15 @@ if sys.platform == "win32":
                 basic.written,
                 basic.changed,
             )
+
+        def changed(self, handle: int) -> int:
+            basic = BasicInfo()
+            self._check(
+                self._kernel.GetFileInformationByHandleEx(
+                    handle, _FILE_BASIC_INFO, ctypes.byref(basic), ctypes.sizeof(basic)
+                )
+            )
+            return int(basic.changed)
 
         def read(self, handle: int, requests: Sequence[tuple[int, memoryview]]) -> list[int]:
             under_way = []
@@ -191,26 +137,26 @@ if sys.platform == "win32":
 
         def write(self, handle: int, data: memoryview, offset: int) -> int:
             overlapped = self._overlapped(offset, 0)
-            kept = data.tobytes() if data.readonly else None
-            address = _address(data) if kept is None else ctypes.cast(ctypes.c_char_p(kept), ctypes.c_void_p)
-            size = min(len(data), _IO_BYTES_MAX)
-            if not self._kernel.WriteFile(handle, address, size, None, ctypes.byref(overlapped)):
+            kept = bytes(data[:_IO_BYTES_MAX])  # Windows reads it until the result is there
+            if not self._kernel.WriteFile(handle, kept, len(kept), None, ctypes.byref(overlapped)):
                 code = ctypes.get_last_error()
                 if code != _IO_PENDING:
                     raise error(code)
-            written = self._result(handle, overlapped)
-            del kept
-            return written
+            return self._result(handle, overlapped)
 
         def flush(self, handle: int) -> None:
             self._check(self._kernel.FlushFileBuffers(handle))
 
         def set_size(self, handle: int, size: int) -> None:
-            self._check(self._kernel.SetFilePointerEx(handle, size, None, 0))
-            self._check(self._kernel.SetEndOfFile(handle))
+            end = ctypes.c_int64(size)
+            self._check(
+                self._kernel.SetFileInformationByHandle(
+                    handle, _FILE_END_OF_FILE_INFO, ctypes.byref(end), ctypes.sizeof(end)
+                )
+            )
 
         def set_basic(self, handle: int, attributes: int, accessed: int, written: int) -> None:
-            info = _BasicInfo(0, accessed, written, 0, attributes)
+            info = BasicInfo(0, accessed, written, 0, attributes)
             self._check(
                 self._kernel.SetFileInformationByHandle(
                     handle, _FILE_BASIC_INFO, ctypes.byref(info), ctypes.sizeof(info)
@@ -223,7 +169,12 @@ if sys.platform == "win32":
             if self._kernel.LockFileEx(handle, how, 0, 1, 0, ctypes.byref(overlapped)):
                 return True
             code = ctypes.get_last_error()
-            if code not in (_LOCK_VIOLATION, _IO_PENDING):
+            if code == _IO_PENDING:
+                done = wintypes.DWORD()
+                if self._kernel.GetOverlappedResult(handle, ctypes.byref(overlapped), ctypes.byref(done), True):
+                    return True
+                code = ctypes.get_last_error()
+            if code != _LOCK_VIOLATION:
                 raise error(code)
             return False
 
@@ -253,7 +204,7 @@ if sys.platform == "win32":
                 volume = self.state(handle).volume
                 buffer = ctypes.create_string_buffer(_LISTING_BYTES)
                 while self._kernel.GetFileInformationByHandleEx(handle, _FILE_ID_EXTD_DIR_INFO, buffer, _LISTING_BYTES):
-                    yield from _listed(buffer.raw, volume)
+                    yield from listed(buffer.raw, volume)
                 code = ctypes.get_last_error()
                 if code != _NO_MORE_FILES:
                     raise error(code, path)
@@ -273,14 +224,7 @@ if sys.platform == "win32":
                     handle, _FSCTL_GET_REPARSE_POINT, None, 0, buffer, _REPARSE_BYTES, ctypes.byref(size), None
                 )
             )
-            data = buffer.raw[: size.value]
-            is_symlink = int.from_bytes(data[:4], "little") == _SYMLINK_TAG
-            offset, length = int.from_bytes(data[8:10], "little"), int.from_bytes(data[10:12], "little")
-            start = (20 if is_symlink else 16) + offset
-            target = data[start : start + length].decode("utf-16-le", "surrogatepass")
-            if target.startswith("\\??\\UNC\\"):
-                return "\\\\" + target[8:]
-            return target.removeprefix("\\??\\")
+            return link_target(buffer.raw[: size.value])
 
         def security(self, handle: int) -> bytes:
             needed = wintypes.DWORD()
@@ -314,24 +258,19 @@ if sys.platform == "win32":
             return name.value
 
         def memory_bytes(self) -> int:
-            status = _MemoryStatus()
+            status = MemoryStatus()
             status.length = ctypes.sizeof(status)
             self._check(self._kernel.GlobalMemoryStatusEx(ctypes.byref(status)))
             return int(status.total)
 
-        def _overlapped(self, offset: int, number: int) -> _Overlapped:
+        def _overlapped(self, offset: int, number: int) -> Overlapped:
             """An OVERLAPPED with an event of this thread, one for each request that is in flight with others."""
-            events: list[int] | None = getattr(self._of_thread, "events", None)
+            events: _Events | None = getattr(self._of_thread, "events", None)
             if events is None:
-                events = self._of_thread.events = []
-            while len(events) <= number:
-                event = self._kernel.CreateEventW(None, True, False, None)
-                if not event:
-                    raise self._error(None)
-                events.append(event)
-            return _Overlapped(None, None, offset & 0xFFFFFFFF, offset >> 32, events[number])
+                events = self._of_thread.events = _Events(self._kernel)
+            return Overlapped(None, None, offset & 0xFFFFFFFF, offset >> 32, events.get(number))
 
-        def _result(self, handle: int, overlapped: _Overlapped) -> int:
+        def _result(self, handle: int, overlapped: Overlapped) -> int:
             done = wintypes.DWORD()
             if not self._kernel.GetOverlappedResult(handle, ctypes.byref(overlapped), ctypes.byref(done), True):
                 code = ctypes.get_last_error()
@@ -346,13 +285,32 @@ if sys.platform == "win32":
         def _error(self, path: str | None) -> OSError:
             return error(ctypes.get_last_error(), path)
 
+    class _Events:
+        """The events of a thread, given back when it ends."""
+
+        def __init__(self, kernel: ctypes.WinDLL) -> None:
+            self._kernel = kernel
+            self._handles: list[int] = []
+
+        def get(self, number: int) -> int:
+            while len(self._handles) <= number:
+                event = self._kernel.CreateEventW(None, True, False, None)
+                if not event:
+                    raise error(ctypes.get_last_error())
+                self._handles.append(event)
+            return self._handles[number]
+
+        def __del__(self) -> None:
+            for event in self._handles:
+                self._kernel.CloseHandle(event)
+
     class _Descriptor:
         """SECURITY_ATTRIBUTES made of a text, while it is used; None for no text."""
 
         def __init__(self, kernel: ctypes.WinDLL, security: ctypes.WinDLL, sddl: str | None) -> None:
             self._kernel, self._security, self._sddl = kernel, security, sddl
             self._pointer = ctypes.c_void_p()
-            self._attributes = _SecurityAttributes()
+            self._attributes = SecurityAttributes()
 
         def __enter__(self) -> object:
             if self._sddl is None:

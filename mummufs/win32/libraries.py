@@ -22,8 +22,6 @@ if sys.platform == "win32":
             "WriteFile": (flag, (handle, pointer, dword, pointer, pointer)),
             "GetOverlappedResult": (flag, (handle, pointer, pointer, flag)),
             "FlushFileBuffers": (flag, (handle,)),
-            "SetFilePointerEx": (flag, (handle, ctypes.c_int64, pointer, dword)),
-            "SetEndOfFile": (flag, (handle,)),
             "GetFileInformationByHandleEx": (flag, (handle, ctypes.c_int, pointer, dword)),
             "SetFileInformationByHandle": (flag, (handle, ctypes.c_int, pointer, dword)),
             "LockFileEx": (flag, (handle, dword, dword, dword, dword, pointer)),

@@ -126,6 +126,9 @@ class FakeWin32:
             self._call("state")
             return _state(os.fstat(self._of(handle).fd))
 
+    def changed(self, handle: int) -> int:
+        return self.state(handle).changed
+
     def read(self, handle: int, requests: Sequence[tuple[int, memoryview]]) -> list[int]:
         with self._lock:
             self._call("read")

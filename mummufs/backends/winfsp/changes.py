@@ -6,6 +6,7 @@ the store, and on Windows programs ask for every right there is and then only re
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import stat
 
@@ -68,7 +69,8 @@ class Changes:
             node, handle = await self._mirror.create(parent, spelt, mode, self._creator, to_write=True)
         self._paths.forget_name(parent, name)
         if descriptor:
-            await self._set_descriptor(node, descriptor)
+            with contextlib.suppress(OSError):  # it has what its directory hands down, which is as good
+                await self._mirror.setxattr(node, security.SOURCE_ATTRIBUTE, descriptor)
         number = self._files.add(Opened(node, handle, writer=handle))
         return OpenedAs(number, file_info(node.attributes, read_only=True), self._paths.path(node))
 
@@ -217,8 +219,13 @@ class Changes:
         Raises:
             StatusError: INVALID_DEVICE_REQUEST where the source keeps none.
         """
-        if not await self._set_descriptor(self._files.opened(number).node, descriptor):
-            raise StatusError(ntstatus.INVALID_DEVICE_REQUEST)
+        node = self._files.opened(number).node
+        try:
+            await self._mirror.setxattr(node, security.SOURCE_ATTRIBUTE, descriptor)
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                raise StatusError(ntstatus.INVALID_DEVICE_REQUEST) from None
+            raise
 
     def close(self, opened: Opened) -> None:
         """Close what a handle of Windows has open."""
@@ -253,16 +260,6 @@ class Changes:
         if opened.writer is None:
             opened.writer = await self._mirror.open(opened.node, truncate=False, drop_privileges=False)
         return opened.writer
-
-    async def _set_descriptor(self, node: Node, descriptor: bytes) -> bool:
-        """Whether the source has kept it."""
-        try:
-            await self._mirror.setxattr(node, security.SOURCE_ATTRIBUTE, descriptor)
-        except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM):
-                return False
-            raise
-        return True
 
 
 def _mode(mode: int, bits: int) -> int | None:
