@@ -114,6 +114,14 @@ class Catalog:
             self._loading.pop(node).set()
         await self._again(node, file, version)  # not before: it waits for who is loading
 
+    async def recall(self, node: Node) -> None:
+        """Find out what an earlier mount may have stored of a file that nobody has opened in this one."""
+        version = node.version
+        if node.parsed is None and node.table is None and node.attributes.is_file and version.size:
+            table = await self._load(node, version)
+            if table is not None and node.parsed is None and node.version == version:
+                node.table, node.parsed = table, version
+
     def _known(self, node: Node, table: RangeTable | None, version: Version) -> None:
         """The windows of a version of a file have been found."""
         node.table, node.parsed = table, version

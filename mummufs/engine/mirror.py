@@ -131,10 +131,12 @@ class Mirror:
 
     def close(self, handle: Handle) -> None:
         """Close a handle, of whatever kind."""
-        writer, handle.writer = handle.writer, None
+        may_write = handle.writer is not None
+        # It is closed with its last reference, which may be that of a thread: a call that was given up must not find
+        # somebody else's file behind the number.
+        handle.writer = None
         self._overlay.close(handle)
-        if writer is not None:
-            writer.close()
+        if may_write:
             self.writes.end(handle.node, handle.file)
 
     # ------------------------------------------------------------------ attributes

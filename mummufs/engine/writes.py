@@ -74,7 +74,7 @@ class Writing:
     """A file that is being changed through the mount, or has been a moment ago.
 
     Attributes:
-        table: the windows that may be in the store.
+        table: the windows that may be in the store, as they were last found.
         believed: the versions whose range files hold what the file holds, but for the extents.
         version: the one that our last change has left.
         writers: handles and calls that may change it.
@@ -151,9 +151,11 @@ class Writes:
 
     async def begin(self, node: Node) -> Writing:
         """Somebody may change this file from now on, until `end`."""
+        if node.writing is None and self._catalog is not None:
+            await self._catalog.recall(node)
         writing = node.writing
         if writing is None:
-            writing = node.writing = Writing(node.ranges, {node.version}, node.version)
+            writing = node.writing = Writing(node.table, {node.version}, node.version)
         writing.writers += 1
         self.written += writing.writers == 1
         node.view = None
@@ -270,6 +272,8 @@ class Writes:
                 await self._stamp_all(node, writing, version)
             if not writing.writers and node.writing is writing:
                 node.writing = None
+                if version == writing.version and not writing.extents and node.table is writing.table:
+                    node.parsed = version  # its contents are what they were, and so are its windows
                 self._settled(node, file)
         except Exception:  # nobody waits for this task, and it must not end the mount
             self._counters.errors.handler += 1
@@ -299,11 +303,12 @@ class Writes:
             log.exception("the windows of a file that was written could not be found, on a fault of ours")
 
     async def _drop_all(self, node: Node, writing: Writing, version: Version | None) -> None:
-        """Drop what is stored of any version but this."""
+        """Drop what was believed, and whatever is of another version than the file has now."""
         assert writing.table is not None and self._cache is not None
         for i in range(len(writing.table)):
             key = window_key(node.file, writing.table, i)
-            if self._cache.index.version(key) != version:
+            known = self._cache.index.version(key)
+            if known in writing.believed or known != version:
                 self._cache.evictor.evict_nowait((key,))
             if i % STEP == STEP - 1:
                 await trio.lowlevel.checkpoint()
@@ -355,7 +360,7 @@ class Writes:
                 cache.resident.add(key, version, kept)
                 if key not in stamped:
                     cache.evictor.evict_nowait((key,))
-            self._counters.fills.restamped += len(stamped)
+            self._counters.fills.stamped += len(stamped)
 
 
 def _bracket(
