@@ -52,6 +52,7 @@ def status(
         "fills": asdict(counters.fills),
         "evictions": asdict(counters.evictions),
         "source_reads": asdict(counters.source_reads),
+        "source_writes": asdict(counters.source_writes),
         "errors": asdict(counters.errors),
         "scrub": None if service.scrub is None else scrub_status(service.scrub),
         "lane": None if front is None else _lane(front, operations),
