@@ -16,10 +16,11 @@ from typing import TypeVar
 from mummufs.core.extents import FILE_END
 from mummufs.core.ranges import page_floor
 from mummufs.core.stats import Counters
+from mummufs.engine.brackets import ForeignChangeError, Look
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import READS_MAX, Handle, Overlay
 from mummufs.engine.threads import Pool, Pools
-from mummufs.engine.writes import ForeignChangeError, Look, Writes
+from mummufs.engine.writes import Writes
 from mummufs.source.base import (
     RENAME_EXCHANGE,
     Attributes,

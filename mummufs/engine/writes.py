@@ -32,7 +32,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 import trio
 
@@ -42,6 +41,7 @@ from mummufs.core.manifest import RangeTable
 from mummufs.core.plan import window_key
 from mummufs.core.ranges import RangeKey, Version, page_floor
 from mummufs.core.stats import Counters
+from mummufs.engine.brackets import Bracketed, ForeignChangeError, Look, Result, bracket
 from mummufs.engine.cache import Cache
 from mummufs.engine.catalog import Catalog
 from mummufs.engine.nodes import Node
@@ -56,17 +56,6 @@ STEP = 256
 """Windows looked at between two checkpoints."""
 
 log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
-Look = Callable[[], Attributes]
-
-
-class ForeignChangeError(Exception):
-    """The file is of another version than was expected, and nothing was done to it."""
-
-    def __init__(self, attributes: Attributes) -> None:
-        super().__init__()
-        self.attributes = attributes
 
 
 @dataclass(eq=False)
@@ -91,21 +80,10 @@ class Writing:
     extents: Extents = field(default_factory=Extents)
     lock: trio.Lock = field(default_factory=trio.Lock)
 
-
-@dataclass
-class Bracketed(Generic[Result]):
-    """A change and the attributes of the files that it is about, before and after it; None: it is gone."""
-
-    before: Sequence[Attributes | None]
-    after: Sequence[Attributes | None]
-    result: Result | None
-    error: OSError | None
-
-    def value(self) -> Result:
-        """What the change has given, or its error."""
-        if self.error is not None:
-            raise self.error
-        return self.result  # type: ignore[return-value]
+    @property
+    def has_changed(self) -> bool:
+        """Whether anything that was stored has to be looked at."""
+        return self.doubtful or bool(self.extents) or self.version not in self.believed
 
 
 async def _no_pushes(node: Node) -> None:
@@ -219,12 +197,11 @@ class Writes:
 
         Raises:
             ForeignChangeError: it is not.
-            OSError: the files could not be looked at, or the call was given up. The change's own error is in the
-                result.
+            OSError: the call was given up. The change's own error is in the result.
         """
         version = nodes[0].version if expected and nodes else None
         try:
-            done = await pool.run(_bracket, before, after, call, version)
+            done = await pool.run(bracket, before, after, call, version)
         except ForeignChangeError:
             raise
         except BaseException:  # it may go on in its thread
@@ -232,7 +209,7 @@ class Writes:
                 if node.writing is not None:
                     node.writing.doubtful = True
             raise
-        for node, was, now in zip(nodes, done.before, done.after, strict=True):
+        for node, was, now in zip(nodes, done.before, done.after, strict=False):
             self._moved(node, was, now)
         return done
 
@@ -262,24 +239,28 @@ class Writes:
                 if left_ns <= 0 or writing.doubtful or node.stale:
                     break
                 await trio.sleep(min(left_ns, self._settle_ns) / 1e9)
-            version = None if look is None else await self._version_now(look)
-            if writing.writers:
-                return
-            if version != writing.version or writing.doubtful or node.stale:
-                await self._drop_all(node, writing, version)
-            else:
-                writing.believed.add(version)
-                await self._stamp_all(node, writing, version)
+            if not writing.writers and writing.has_changed:
+                await self._conclude(node, writing, None if look is None else await self._version_now(look))
             if not writing.writers and node.writing is writing:
                 node.writing = None
-                if version == writing.version and not writing.extents and node.table is writing.table:
-                    node.parsed = version  # its contents are what they were, and so are its windows
                 self._settled(node, file)
         except Exception:  # nobody waits for this task, and it must not end the mount
             self._counters.errors.handler += 1
             log.exception("the ranges of a file that was written could not be settled, on a fault of ours")
         finally:
             self.settling -= 1
+
+    async def _conclude(self, node: Node, writing: Writing, version: Version | None) -> None:
+        """The file is of this version now: believe what may be believed."""
+        if writing.writers:
+            return
+        if version != writing.version or writing.doubtful or node.stale:
+            await self._drop_all(node, writing, version)
+            return
+        writing.believed.add(version)
+        await self._stamp_all(node, writing, version)
+        if not writing.extents and node.table is writing.table:
+            node.parsed = version  # its contents are what they were, and so are its windows
 
     async def _version_now(self, look: Look) -> Version | None:
         try:
@@ -324,7 +305,7 @@ class Writes:
             if known is not None and known != version:
                 if known in writing.believed and not overlapped:
                     batch.append((key, known))
-                else:
+                elif overlapped or known.differs_in_contents(version):  # else a fill will prove it
                     self._cache.evictor.evict_nowait((key,))
             if len(batch) == STAMP_BATCH:
                 await self._stamp(batch, version)
@@ -361,28 +342,6 @@ class Writes:
                 if key not in stamped:
                     cache.evictor.evict_nowait((key,))
             self._counters.fills.stamped += len(stamped)
-
-
-def _bracket(
-    before: Sequence[Look], after: Sequence[Look], call: Callable[[], Result], expected: Version | None
-) -> Bracketed[Result]:
-    """Look, change, look. Runs in a worker thread."""
-    was = [_seen(look) for look in before]
-    if expected is not None and was[0] is not None and was[0].version != expected:
-        raise ForeignChangeError(was[0])
-    result, failure = None, None
-    try:
-        result = call()
-    except OSError as error:
-        failure = error
-    return Bracketed(was, [_seen(look) for look in after], result, failure)
-
-
-def _seen(look: Look) -> Attributes | None:
-    try:
-        return look()
-    except OSError:
-        return None
 
 
 def _stamp_files(store: RangeStore, batch: list[tuple[RangeKey, Version]], version: Version) -> set[RangeKey]:

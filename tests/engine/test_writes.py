@@ -457,3 +457,39 @@ async def test_ranges_that_cannot_be_stamped_are_dropped(tmp_path: Path) -> None
         await e.idle()
         assert resident(e, reader) == [0, 3] and e.state(reader, 1) is State.ABSENT
         await assert_right(e, reader, OLD, from_source=2 * WINDOW)
+
+
+async def test_a_source_that_is_away_costs_no_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser) as e:
+        reader = await filled(e)
+        e.overlay.close(reader)
+
+        def away(*_: object) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(source, "stat", away)
+            patch.setattr(source, "object", away)
+            for call in (
+                partial(mirror(e).set_attributes, reader.node, NewAttributes(mode=0o600)),
+                partial(mirror(e).unlink, e.overlay.nodes.root, b"model"),
+            ):
+                with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                    await call()
+                await e.idle()
+        again = await e.open(b"model")
+        assert again.node is reader.node
+        await assert_right(e, again, OLD, from_source=0)
+
+
+async def test_ranges_that_a_chmod_behind_us_has_suspended_are_proved_after_all(tmp_path: Path) -> None:
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser) as e:
+        reader = await filled(e)
+        source.chmod(b"model", 0o600)
+        await e.overlay.attributes(reader.node)
+        await mirror(e).set_attributes(reader.node, NewAttributes(mode=0o640))
+        await e.idle()
+        await assert_right(e, reader, OLD, from_source=len(OLD))
+        assert e.counters.fills.restamped == COUNT and e.counters.evictions.ranges == 0
