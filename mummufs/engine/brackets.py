@@ -17,8 +17,10 @@ Look = Callable[[], Attributes]
 class ForeignChangeError(Exception):
     """The file is of another version than was expected, and nothing was done to it."""
 
-    def __init__(self, attributes: Attributes) -> None:
+    def __init__(self, number: int, attributes: Attributes) -> None:
         super().__init__()
+        self.number = number
+        """Which of the files it is."""
         self.attributes = attributes
 
 
@@ -42,15 +44,19 @@ class Bracketed(Generic[Result]):
 
 
 def bracket(
-    before: Sequence[Look], after: Sequence[Look], call: Callable[[], Result], expected: Version | None
+    before: Sequence[Look],
+    after: Sequence[Look],
+    call: Callable[[], Result],
+    expected: Sequence[Version | None],
 ) -> Bracketed[Result]:
     """Look, change, look. Runs in a worker thread."""
     try:
         was = [_seen(look) for look in before]
     except OSError as error:
         return Bracketed((), (), None, error)
-    if expected is not None and was[0] is not None and was[0].version != expected:
-        raise ForeignChangeError(was[0])
+    for number, (found, version) in enumerate(zip(was, expected, strict=True)):
+        if found is not None and version is not None and found.version != version:
+            raise ForeignChangeError(number, found)
     result, failure = None, None
     try:
         result = call()

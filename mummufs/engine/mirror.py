@@ -199,7 +199,7 @@ class Mirror:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     async def _bracketed(self, pool: Pool, node: Node, look: Look, act: Callable[[], None], size: int | None) -> None:
-        expected = not node.is_written
+        expected = () if node.is_written else (node.version,)
         writing = await self.writes.begin(node)
         try:
             async with writing.lock:
@@ -275,14 +275,24 @@ class Mirror:
             about: what has them, the path where each is now, and where it is then (None: nowhere that is known of).
         """
         known = {node: (old, new) for node, old, new in about if node is not None and node.attributes.is_file}
-        nodes = sorted((node for node in known if not node.stale), key=lambda node: node.file)
-        async with contextlib.AsyncExitStack() as stack:
-            for node in nodes:
-                await stack.enter_async_context(self._changing(node))
+        for _ in range(READS_MAX):
+            nodes = sorted((node for node in known if not node.stale), key=lambda node: node.file)
+            expected = [None if node.is_written else node.version for node in nodes]
             before = [self._look(node, known[node][0]) for node in nodes]
             after = [self._look(node, known[node][1]) for node in nodes]
-            done = await self.writes.bracketed(self._pools.metadata, nodes, before, after, call)
-        done.value()
+            try:
+                async with contextlib.AsyncExitStack() as stack:
+                    for node in nodes:
+                        await stack.enter_async_context(self._changing(node))
+                    pool = self._pools.metadata
+                    done = await self.writes.bracketed(pool, nodes, before, after, call, expected=expected)
+                done.value()
+                return
+            except ForeignChangeError as error:
+                foreign = error
+            with contextlib.suppress(OSError):  # it may be stale by now, and the names are changed all the same
+                await self._overlay.take_in(nodes[foreign.number], foreign.attributes, before[foreign.number])
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     @contextlib.asynccontextmanager
     async def _changing(self, node: Node) -> AsyncIterator[None]:

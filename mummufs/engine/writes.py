@@ -134,6 +134,7 @@ class Writes:
         writing = node.writing
         if writing is None:
             writing = node.writing = Writing(node.table, {node.version}, node.version)
+            node.was_written = True
         writing.writers += 1
         self.written += writing.writers == 1
         node.view = None
@@ -187,21 +188,20 @@ class Writes:
         after: Sequence[Look],
         call: Callable[[], Result],
         *,
-        expected: bool = False,
+        expected: Sequence[Version | None] = (),
     ) -> Bracketed[Result]:
         """Make a change to files that have been begun, all of whose locks the caller holds.
 
         Args:
             before, after: how to see the attributes of each.
-            expected: the first file must be of its node's version, or nothing is done.
+            expected: the version that each file must be of, or nothing is done; None where that does not matter.
 
         Raises:
             ForeignChangeError: it is not.
             OSError: the call was given up. The change's own error is in the result.
         """
-        version = nodes[0].version if expected and nodes else None
         try:
-            done = await pool.run(bracket, before, after, call, version)
+            done = await pool.run(bracket, before, after, call, expected or (None,) * len(nodes))
         except ForeignChangeError:
             raise
         except BaseException:  # it may go on in its thread

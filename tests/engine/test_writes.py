@@ -493,3 +493,41 @@ async def test_ranges_that_a_chmod_behind_us_has_suspended_are_proved_after_all(
         await e.idle()
         await assert_right(e, reader, OLD, from_source=len(OLD))
         assert e.counters.fills.restamped == COUNT and e.counters.evictions.ranges == 0
+
+
+@pytest.mark.parametrize("change", ["rename", "link", "unlink"])
+async def test_a_name_is_changed_of_a_version_that_we_do_not_know(tmp_path: Path, change: str) -> None:
+    """The name is; and who has the old version open hears that it is gone."""
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser) as e:
+        reader = await filled(e)
+        source.write(b"model", OLD[::-1])
+        root = e.overlay.nodes.root
+        calls: dict[str, Callable[[], object]] = {
+            "rename": lambda: mirror(e).rename(root, b"model", root, b"new", 0),
+            "link": lambda: mirror(e).link(reader.node, root, b"new"),
+            "unlink": lambda: mirror(e).unlink(root, b"model"),
+        }
+        await calls[change]()  # type: ignore[misc]
+        with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+            await e.read(reader, 0, 100)
+        await e.idle()
+        assert e.index.statistics().resident == 0
+        if change != "unlink":
+            assert await e.read(await e.open(b"new"), 0, 100) == OLD[::-1][:100]
+
+
+async def test_a_look_from_between_two_changes_of_one_tick(tmp_path: Path) -> None:
+    """It finds another size and the same times, and is taken again before anybody is told of another version."""
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser) as e:
+        reader = await e.open(b"model")
+        handle = await writer(e, reader.node)
+        await mirror(e).write(handle, len(OLD), b"more")
+        late = source.stat(b"model")
+        source._clock_ns -= 10**9  # the clock has not moved on
+        await mirror(e).write(handle, len(OLD) + 4, b"still more")
+        mirror(e).close(handle)
+        assert source.stat(b"model").version._replace(size=late.size) == late.version
+        await e.overlay.found(e.overlay.nodes.root, b"model", late)
+        assert not reader.node.stale and reader.node.attributes.size == len(OLD) + 14

@@ -131,3 +131,27 @@ def test_what_is_local_and_what_is_refused(tree: Path) -> None:
             changing.rename2(os.fsencode(m.path("f")), os.fsencode(m.path("g")), 4)  # RENAME_WHITEOUT
         shutil.copy(m.path("f"), m.path("copy"))
         assert (tree / "copy").read_bytes() == b"x" * 10_000
+
+
+@pytest.mark.mount
+def test_a_file_that_the_kernel_passes_through_is_written(tree: Path, store: Path) -> None:
+    """Both by who opens it when it is read so already and by who comes first; nobody is told that it has changed."""
+    (tree / "f").write_bytes(b"x" * 10_000)
+    options = ("settle=0", "attr_timeout=0", "lane=on", "passthrough=on")
+    with Mounted(tree, store=store, options=options) as m:
+        path = m.path("f")
+        m.read("f")
+        wait_for(lambda: m.status()["gauges"]["parsing"], lambda count: count == 0)
+        number = path.stat().st_ino
+        with opened(path) as reader:
+            passed = m.status()["lane"]["passed_through"]
+            with opened(path, os.O_RDWR) as fd:
+                os.pwrite(fd, b"one", 9_999)
+                assert os.pread(reader, 5, 9_998) == b"xone" and os.fstat(reader).st_size == 10_002
+            assert os.pread(reader, 5, 9_998) == b"xone" and os.fstat(reader).st_size == 10_002
+            assert path.stat().st_ino == number
+        with opened(path, os.O_RDWR) as fd, opened(path) as reader:
+            os.pwrite(fd, b"two", 0)
+            assert os.pread(reader, 4, 0) == b"twox"
+        assert (tree / "f").read_bytes()[:3] == b"two" and path.stat().st_ino == number
+        assert passed == 1 or m.status()["lane"]["passthrough_refused"]
