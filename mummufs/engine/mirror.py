@@ -113,7 +113,7 @@ class Mirror:
         if writer is None or node.writing is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         async with node.writing.lock:
-            self.writes.overlapped(node, offset, offset + len(data))
+            await self.writes.overlapped(node, offset, offset + len(data))
             look, call = (writer.attributes,), partial(writer.write, data, offset)
             written = (await self.writes.bracketed(self._pools.source_writes, (node,), look, look, call)).value()
         self._counters.source_writes.count += 1
@@ -204,7 +204,7 @@ class Mirror:
         try:
             async with writing.lock:
                 if size is not None:
-                    self.writes.overlapped(node, page_floor(min(node.version.size, size)), FILE_END)
+                    await self.writes.overlapped(node, page_floor(min(node.version.size, size)), FILE_END)
                 done = await self.writes.bracketed(pool, (node,), (look,), (look,), act, expected=expected)
         finally:
             self.writes.end(node, self._overlay.open_file(node), look=look)

@@ -70,6 +70,8 @@ class Writing:
         doubtful: somebody else has changed it, or may have.
         extents: the bytes that were changed.
         lock: held while a change is made.
+        file, look: how to see its attributes once nobody changes it any more.
+        settles: a task waits for that.
     """
 
     table: RangeTable | None
@@ -79,6 +81,9 @@ class Writing:
     doubtful: bool = False
     extents: Extents = field(default_factory=Extents)
     lock: trio.Lock = field(default_factory=trio.Lock)
+    file: SourceFile | None = None
+    look: Look | None = None
+    settles: bool = False
 
     @property
     def has_changed(self) -> bool:
@@ -160,25 +165,31 @@ class Writes:
         if writing.writers:
             return
         self.written -= 1
-        look = look if file is None else file.attributes
+        writing.file, writing.look = file, look if file is None else file.attributes
         if self._cache is None or not writing.table or self._nursery is None:
             node.writing = None
             self._settled(node, file)
-            return
-        self.settling += 1
-        self._nursery.start_soon(self._settle, node, writing, file, look)
+        elif not writing.settles:
+            writing.settles = True
+            self.settling += 1
+            self._nursery.start_soon(self._settle, node, writing)
 
     # ------------------------------------------------------------------ changing it
 
-    def overlapped(self, node: Node, start: int, end: int) -> None:
+    async def overlapped(self, node: Node, start: int, end: int) -> None:
         """These bytes are about to be changed: what is stored of them is dropped."""
         writing = node.writing
         assert writing is not None, "begin() comes first"
         writing.extents.add(start, end)
         table, cache = writing.table, self._cache
-        if table and cache is not None:
-            windows = table.overlapping(start, end - start)
-            cache.evictor.evict_nowait(window_key(node.file, table, i) for i in windows)
+        if not table or cache is None:
+            return
+        windows = table.overlapping(start, end - start)
+        for first in range(windows.start, windows.stop, STEP):
+            if first > windows.start:
+                await trio.lowlevel.checkpoint()
+            some = range(first, min(first + STEP, windows.stop))
+            cache.evictor.evict_nowait(window_key(node.file, table, i) for i in some)
 
     async def bracketed(
         self,
@@ -223,7 +234,7 @@ class Writes:
             writing.doubtful = True
             node.keep_pages = False
         if was.size != now.size:
-            self.overlapped(node, page_floor(min(was.size, now.size)), FILE_END)
+            writing.extents.add(page_floor(min(was.size, now.size)), FILE_END)
         if now.nlink == 0:  # nobody will open it any more
             writing.doubtful = True
         writing.version = now.version
@@ -231,40 +242,45 @@ class Writes:
 
     # ------------------------------------------------------------------ believing again
 
-    async def _settle(self, node: Node, writing: Writing, file: SourceFile | None, look: Look | None) -> None:
+    async def _settle(self, node: Node, writing: Writing) -> None:
         """Believe the ranges of a file again once it has not changed for a while, unless somebody begins anew."""
         try:
             while not writing.writers:
                 left_ns = writing.version.ctime_ns + self._settle_ns - self._wall_ns()
-                if left_ns <= 0 or writing.doubtful or node.stale:
+                if left_ns > 0 and not writing.doubtful and not node.stale:
+                    await trio.sleep(min(left_ns, self._settle_ns) / 1e9)
+                elif not writing.has_changed or await self._conclude(node, writing):
+                    node.writing = None
+                    self._settled(node, writing.file)
                     break
-                await trio.sleep(min(left_ns, self._settle_ns) / 1e9)
-            if not writing.writers and writing.has_changed:
-                await self._conclude(node, writing, None if look is None else await self._version_now(look))
-            if not writing.writers and node.writing is writing:
-                node.writing = None
-                self._settled(node, file)
         except Exception:  # nobody waits for this task, and it must not end the mount
             self._counters.errors.handler += 1
             log.exception("the ranges of a file that was written could not be settled, on a fault of ours")
         finally:
+            writing.settles = False
             self.settling -= 1
 
-    async def _conclude(self, node: Node, writing: Writing, version: Version | None) -> None:
-        """The file is of this version now: believe what may be believed."""
+    async def _conclude(self, node: Node, writing: Writing) -> bool:
+        """Believe what may be believed. False if somebody has begun anew meanwhile."""
+        version = await self._version_now(writing)
         if writing.writers:
-            return
+            return False
         if version != writing.version or writing.doubtful or node.stale:
             await self._drop_all(node, writing, version)
-            return
+            return not writing.writers
         writing.believed.add(version)
         await self._stamp_all(node, writing, version)
+        if writing.writers or version != writing.version:
+            return False
         if not writing.extents and node.table is writing.table:
             node.parsed = version  # its contents are what they were, and so are its windows
+        return True
 
-    async def _version_now(self, look: Look) -> Version | None:
+    async def _version_now(self, writing: Writing) -> Version | None:
+        if writing.look is None:
+            return None
         try:
-            return (await self._pools.metadata.run(look)).version
+            return (await self._pools.metadata.run(writing.look)).version
         except OSError:
             return None
 
@@ -302,17 +318,18 @@ class Writes:
             key = window_key(node.file, writing.table, i)
             known = self._cache.index.version(key)
             overlapped = writing.extents.overlap(key.offset, key.offset + key.size)
-            if known is not None and known != version:
-                if known in writing.believed and not overlapped:
-                    batch.append((key, known))
-                elif overlapped or known.differs_in_contents(version):  # else a fill will prove it
-                    self._cache.evictor.evict_nowait((key,))
+            if known is not None and overlapped:  # a flight that had its bytes before the change has brought it
+                self._cache.evictor.evict_nowait((key,))
+            elif known in writing.believed and known != version:
+                batch.append((key, known))
+            elif known is not None and known.differs_in_contents(version):  # else a fill will prove it
+                self._cache.evictor.evict_nowait((key,))
             if len(batch) == STAMP_BATCH:
                 await self._stamp(batch, version)
                 batch = []
             elif i % STEP == STEP - 1:
                 await trio.lowlevel.checkpoint()
-            if writing.writers or node.stale:
+            if writing.writers or writing.version != version or node.stale:
                 return
         await self._stamp(batch, version)
 
