@@ -29,6 +29,7 @@ from mummufs.backends.fuse.operations import Operations
 from mummufs.backends.fuse.session import Session, SessionOptions
 from mummufs.config import MountConfig
 from mummufs.control import Answer, ControlServer
+from mummufs.control_trace import trace_handlers
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.engine.reaper import Reaper
 from mummufs.engine.resident import OPEN_MAX
@@ -148,6 +149,7 @@ class _Daemon:
             "verify": self._verify,
             "verify_progress": self._verify_progress,
             "verify_stop": self._verify_stop,
+            **trace_handlers(self._config, self._service, self._session),
         }
         control = ControlServer(self._config.mountpoint, handlers)
         try:

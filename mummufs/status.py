@@ -14,6 +14,7 @@ from mummufs.backends.fuse.tuning import Tuned
 from mummufs.config import MountConfig
 from mummufs.engine.scrub import Scrub
 from mummufs.engine.service import Service
+from mummufs.engine.tracing import Tracing
 
 SCHEMA = 1
 
@@ -53,6 +54,7 @@ def status(
         "evictions": asdict(counters.evictions),
         "source_reads": asdict(counters.source_reads),
         "errors": asdict(counters.errors),
+        "trace": None if service.cache is None else _trace(service.cache.tracing),
         "scrub": None if service.scrub is None else scrub_status(service.scrub),
         "lane": None if front is None else _lane(front, operations),
         "gauges": _gauges(service, operations),
@@ -91,6 +93,11 @@ def _lane(front: Front, operations: Operations) -> dict[str, Any]:
         "push_dropped": 0 if pusher is None else pusher.dropped,
         "push_failed": 0 if pusher is None else pusher.failed,
     }
+
+
+def _trace(tracing: Tracing) -> dict[str, Any]:
+    """The recording that is under way, or the last one; all zero if there was none."""
+    return {"on": tracing.on, **asdict(tracing.counters)}
 
 
 def scrub_status(scrub: Scrub) -> dict[str, Any]:

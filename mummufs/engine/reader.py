@@ -162,6 +162,8 @@ class Reader:
             if segment.kind is not SegmentKind.BYPASS:
                 key = plan.key(segment)
                 cache.index.touch(key, segment.size, hit=segment.kind is SegmentKind.HIT)
+                if cache.tracing.on:
+                    cache.tracing.touched(key, segment.size, hit=segment.kind is SegmentKind.HIT)
                 if segment.kind is SegmentKind.HIT:
                     part.hit = key
                 else:

@@ -16,7 +16,7 @@ import trio
 from mummufs.core.around import ReadAround
 from mummufs.core.index import CacheIndex
 from mummufs.core.policy import POLICIES
-from mummufs.core.ranges import RangeKey, Version
+from mummufs.core.ranges import FileId, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
 from mummufs.engine.catalog import Catalog, Parser
@@ -30,6 +30,7 @@ from mummufs.engine.reader import Reader
 from mummufs.engine.resident import OPEN_MAX, Resident
 from mummufs.engine.scrub import Scrub
 from mummufs.engine.threads import Pools
+from mummufs.engine.tracing import Tracing
 from mummufs.engine.views import HitReports
 from mummufs.source.base import Source
 from mummufs.store.layout import charge_of
@@ -129,6 +130,7 @@ class Service:
 
         if self.cache is not None:
             self.cache.filler.noticed = self.overlay.noticed
+            self.cache.tracing.find = self._path_and_size
 
     def _make_cache(self, store: RangeStore, options: ServiceOptions, wall_ns: Callable[[], int]) -> Cache:
         index = CacheIndex(options.budget_bytes, POLICIES[options.policy](options.budget_bytes))
@@ -149,7 +151,7 @@ class Service:
             wall_ns=wall_ns,
             around=ReadAround() if options.read_around else None,
         )
-        return Cache(index, resident, store, filler, evictor, gate)
+        return Cache(index, resident, store, filler, evictor, gate, Tracing())
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. `task_status` is told once the root of the source has answered.
@@ -170,7 +172,11 @@ class Service:
     @property
     def reports(self) -> HitReports | None:
         """Takes in what a backend has served by the views of nodes; None without a store."""
-        return None if self.cache is None else HitReports(self.cache.index, self.counters)
+        return None if self.cache is None else HitReports(self.cache.index, self.counters, self.cache.tracing)
+
+    def _path_and_size(self, file: FileId) -> tuple[bytes, int] | None:
+        node = self.overlay.nodes.current(file)
+        return None if node is None else (node.path, node.version.size)
 
     def has_no_ranges(self, node: Node) -> bool:
         """Whether it is known that no read of a file can ever be served from the store."""
