@@ -11,7 +11,9 @@ from mummufs.commands.install_helper import install_helper
 from mummufs.commands.mount import mount
 from mummufs.commands.output import printable
 from mummufs.commands.ranges import ranges
+from mummufs.commands.simulate import simulate
 from mummufs.commands.status import status
+from mummufs.commands.trace import trace
 from mummufs.commands.umount import umount
 from mummufs.commands.verify import verify
 from mummufs.core.errors import MummufsError, UsageError
@@ -59,7 +61,7 @@ def cli() -> None:
     """Serve a model on a slow volume from the NVMe, range by range."""
 
 
-for command in (mount, umount, status, ranges, verify, install_helper):
+for command in (mount, umount, status, ranges, verify, install_helper, trace, simulate):
     cli.add_command(command)
 
 

@@ -1,6 +1,6 @@
 """What a cache would have done: replays a stream of range reads, with the product's own index and policies.
 
-Theory of operation. An access is one pass over one whole range, and happens at once: the range is touched, and if it is
+Theory of operation. An access is one pass over one range, and happens at once: the range is touched, and if it is
 absent a fill is planned, its victims go and it comes, before the next access. So a replay knows no waiting, no two
 reads at the same time and no watermarks; what it measures is the policy.
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -32,16 +32,23 @@ BELADY = "belady"
 PROMPT_SHARE = 0.1
 """The longest tenth of the cycles of a pack is left out of its mean: prompts read many tokens' experts in one pass."""
 
+HEAP_SLACK = 1024
+"""Places out of date that the optimum's heap may have beside as many as there are ranges."""
+
 _VERSION = Version(0, 0, 0)
 """Of every file: a replay knows no changes."""
 
 
 class Access(NamedTuple):
-    """One pass over one whole range."""
+    """One pass over one range, as a rule over the whole of it."""
 
     key: RangeKey
     pack: bytes
     """The name of what the file belongs to: one model, whose ranges are compared with one another."""
+    size: int = 0
+    """Bytes read of it, where that is not the whole range; 0 stands for the whole."""
+    fills: bool = True
+    """False for a read that only grazes the range: it is answered, and is no reason to fill it."""
 
 
 class Outcome(Enum):
@@ -133,14 +140,14 @@ def tally(
     for number, (one, outcome) in enumerate(zip(accesses, outcomes, strict=True)):
         if number < warmup:
             continue
-        size = one.key.size
+        size = one.size or one.key.size
         requests += 1
         read += size
         if outcome is Outcome.HIT:
             hits += 1
             hit += size
         elif outcome is Outcome.FILLED:
-            written += size
+            written += one.key.size
     return Result(policy, budget_bytes, requests, hits, read, hit, written)
 
 
@@ -159,9 +166,11 @@ class IndexCache:
             if hasattr(index, "join"):
                 index.join(key.file, one.pack)
         hit = index.is_resident(key, _VERSION)
-        index.touch(key, key.size, hit=hit)
+        index.touch(key, one.size or key.size, hit=hit)
         if hit:
             return Outcome.HIT
+        if not one.fills:
+            return Outcome.DECLINED
         while (plan := index.plan_fill(key, key.size, _VERSION)).decision is Decision.ROOM:
             for victim in plan.victims:
                 index.begin_evict(victim)
@@ -186,16 +195,19 @@ class BeladyCache:
         """A heap of (-next use, range). What no longer agrees with `_resident` is out of date."""
 
     def access(self, one: Access) -> Outcome:
-        """See Cache. O(log n)."""
+        """See Cache. O(log n), spread over the calls."""
         key, next_use = one.key, self._next_use[self._at]
         self._at += 1
         hit = key in self._resident
-        if not hit and not self._make_room(key.size, next_use):
+        if not hit and not (one.fills and self._make_room(key.size, next_use)):
             return Outcome.DECLINED
         if not hit:
             self._free -= key.size
         self._resident[key] = next_use
         heappush(self._furthest, (-next_use, key))
+        if len(self._furthest) > 2 * len(self._resident) + HEAP_SLACK:
+            self._furthest = [(-use, resident) for resident, use in self._resident.items()]
+            heapify(self._furthest)
         return Outcome.HIT if hit else Outcome.FILLED
 
     def _make_room(self, size: int, next_use: int) -> bool:
@@ -246,10 +258,11 @@ def cycles(accesses: Iterable[Access]) -> dict[bytes, Cycle]:
     """
     read: dict[bytes, int] = {}
     marks: dict[bytes, dict[RangeKey, list[int]]] = {}
-    for key, pack in accesses:
+    for key, pack, size, _ in accesses:
         at = read.get(pack, 0)
-        marks.setdefault(pack, {}).setdefault(key, []).append(at)
-        read[pack] = at + key.size
+        if size == 0 or 2 * size >= key.size:
+            marks.setdefault(pack, {}).setdefault(key, []).append(at)
+        read[pack] = at + (size or key.size)
     return {pack: cycle for pack, of_pack in marks.items() if (cycle := _cycle(max(of_pack.values(), key=len)))}
 
 

@@ -42,7 +42,7 @@ SIZES = st.lists(st.integers(1, 4), min_size=6, max_size=6)
 def lru(accesses: Sequence[Access], budget: int) -> Iterator[bool]:
     """The plainest LRU: a list, the least recent first."""
     held: list[RangeKey] = []
-    for key, _ in accesses:
+    for key, *_ in accesses:
         yield key in held
         if key in held:
             held.remove(key)
@@ -56,7 +56,7 @@ def lru(accesses: Sequence[Access], budget: int) -> Iterator[bool]:
 def most_hits(accesses: Sequence[Access], budget: int) -> int:
     """The best that any replacement with bypass can do with ranges of one size: every choice is tried."""
     states = {frozenset[RangeKey](): 0}
-    for key, _ in accesses:
+    for key, *_ in accesses:
         following: dict[frozenset[RangeKey], int] = {}
         for held, hits in states.items():
             if key in held:
