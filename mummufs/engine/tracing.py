@@ -5,7 +5,7 @@ traces. The kernel reads a window by many requests: those of one pass are joined
 in quick succession. What is not joined is several reads with a part of the window each, which weigh as much together.
 
 Everything is bounded: blocks that nobody has fetched (then reads are dropped and counted), passes that are open, files
-and windows. Who stops fetching without a word is taken to have died after LEASE_S, and the recording ends.
+and windows. Who stops fetching without a word is taken to have died after LEASE_NS, and the recording ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PASSES_MAX = 64
 """Windows that are being read at once, as far as their requests are joined."""
 BLOCKS_MAX = 32
 """Full blocks that wait to be fetched: 4.5 MB, and 20 s of an engine that reads 13,000 ranges a second."""
-LEASE_S = 60.0
+LEASE_NS = 60 * 10**9
 """A recording of which nothing was fetched for so long is over."""
 _SPLIT = re.compile(rb"(.+)-\d{5}-of-\d{5}\.[^./]+", re.DOTALL)
 
@@ -48,7 +48,7 @@ class _Pass:
 
 @dataclass
 class TraceCounters:
-    """What the recording that is under way, or the last one, came to. `blocks` are those that wait to be fetched."""
+    """What the recording that is under way, or the last one, came to. `blocks` wait to be fetched."""
 
     reads: int = 0
     read_bytes: int = 0
@@ -64,18 +64,18 @@ class Tracing:
     def __init__(
         self,
         find: Callable[[FileId], tuple[bytes, int] | None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Make one that is off.
 
         Args:
             find: the path of a file in the source and its size, None if nobody knows.
-            clock: seconds.
+            clock_ns: ns since whenever.
         """
         self.on = False
         """Whether `touched` is to be called."""
         self.find = find
-        self._clock = clock
+        self._clock_ns = clock_ns
         self._ticket = 0
         self._block = BlockBuilder()
         self._dropped = 0
@@ -91,7 +91,7 @@ class Tracing:
         Raises:
             MummufsError: one is under way.
         """
-        if self.on and self._clock() <= self._lease_end_s:
+        if self.on and self._clock_ns() <= self._lease_end_ns:
             raise MummufsError("this mount is being traced already: end that trace first")
         self._begin()
         self._ticket += 1
@@ -105,11 +105,11 @@ class Tracing:
             MummufsError: the recording of this number is over.
         """
         self._require(ticket)
-        self._lease_end_s = self._clock() + LEASE_S
+        self._lease_end_ns = self._clock_ns() + LEASE_NS
         if not self._blocks and len(self._block):
             self._seal()
         block = self._blocks.popleft() if self._blocks else b""
-        self.counters.blocks = len(self._blocks)
+        self.counters.blocks = len(self._blocks) + (len(self._block) > 0)
         return block
 
     def stop(self, ticket: int) -> None:
@@ -123,13 +123,13 @@ class Tracing:
 
     def touched(self, key: RangeKey, size: int, *, hit: bool) -> None:
         """`size` bytes of a window were read, from its range file or not. Only while `on`."""
-        now_s = self._clock()
-        if now_s > self._lease_end_s:
+        now_ns = self._clock_ns()
+        if now_ns > self._lease_end_ns:
             self._end()
             return
         if size <= 0:
             return
-        ms = int((now_s - self._begun_s) * 1000)
+        ms = (now_ns - self._begun_ns) // 10**6
         if not self._join(key, ms, size, hit=hit):
             number = self._place_for(key)
             if number is None:
@@ -197,8 +197,8 @@ class Tracing:
 
     def _begin(self) -> None:
         self.counters = TraceCounters()
-        self._begun_s = self._clock()
-        self._lease_end_s = self._begun_s + LEASE_S
+        self._begun_ns = self._clock_ns()
+        self._lease_end_ns = self._begun_ns + LEASE_NS
         self._clear()
 
     def _end(self) -> None:

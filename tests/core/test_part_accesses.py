@@ -1,4 +1,4 @@
-"""Replays of reads that are not of a whole range: weighed by their bytes, counted by their bytes, filling by request."""
+"""Replays of reads of parts of ranges: weighed and counted by their bytes, while what they fill is the range."""
 
 from __future__ import annotations
 
