@@ -35,7 +35,7 @@ def require(paths: Sequence[Path]) -> None:
         if path.is_dir():
             raise UsageError(f"--plot: '{path}' is a directory")
     if paths and importlib.util.find_spec("matplotlib") is None:
-        raise MummufsError("--plot needs matplotlib: install it with `pip install matplotlib`, or mummufs with its extra `plots`")
+        raise MummufsError("--plot needs matplotlib: `pip install matplotlib`, or mummufs with its extra `plots`")
 
 
 def draw(results: Sequence[Result], path: Path, token_bytes: int | None) -> None:

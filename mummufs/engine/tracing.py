@@ -92,7 +92,9 @@ class Tracing:
             MummufsError: one is under way.
         """
         if self.on and self._clock_ns() <= self._lease_end_ns:
-            raise MummufsError("this mount is being traced already: end that trace first, or wait a minute if it was killed")
+            raise MummufsError(
+                "this mount is being traced already: end that trace first, or wait a minute if it was killed"
+            )
         self._begin()
         self._ticket += 1
         self.on = True
