@@ -10,14 +10,13 @@ and windows. Who stops fetching without a word is taken to have died after LEASE
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from mummufs.core.errors import MummufsError
+from mummufs.core.packs import pack_of
 from mummufs.core.ranges import FileId, RangeKey
 from mummufs.core.trace import FILES_MAX, WINDOWS_MAX, BlockBuilder, TraceFile, TraceWindow
 
@@ -32,7 +31,6 @@ BLOCKS_MAX = 32
 """Full blocks that wait to be fetched: 4.5 MB, and 20 s of an engine that reads 13,000 ranges a second."""
 LEASE_NS = 60 * 10**9
 """A recording of which nothing was fetched for so long is over."""
-_SPLIT = re.compile(rb"(.+)-\d{5}-of-\d{5}\.[^./]+", re.DOTALL)
 
 
 @dataclass
@@ -213,9 +211,3 @@ class Tracing:
         self._blocks.clear()
         self._files, self._windows = {}, {}
         self._passes.clear()
-
-
-def pack_of(path: bytes) -> bytes:
-    """The name of the model that a file is a part of: its split set, otherwise its directory."""
-    split = _SPLIT.fullmatch(path)
-    return split[1] if split else os.path.dirname(path)

@@ -10,7 +10,7 @@ from mummufs.core.errors import MummufsError
 from mummufs.core.ranges import FileId, RangeKey
 from mummufs.core.trace import BLOCK_READS_MAX, BlockReader, TraceFile, TraceWindow
 from mummufs.engine import tracing as module
-from mummufs.engine.tracing import JOIN_MS, LEASE_NS, PASS_MS, PASSES_MAX, Tracing, pack_of
+from mummufs.engine.tracing import JOIN_MS, LEASE_NS, PASS_MS, PASSES_MAX, Tracing
 from mummufs.source.memory import MemorySource
 from tests.engine.harness import KIB, FakeParser, contents, engine, make_table
 
@@ -65,7 +65,7 @@ def test_files_and_windows_are_introduced_once() -> None:
     assert r.take() == []
     assert r.reader.files == [
         TraceFile(FILE, 99, b"d/m-00001-of-00002.gguf", b"d/m"),
-        TraceFile(FileId(9, 9), 0, b"", b""),
+        TraceFile(FileId(9, 9), 0, b"", b"/"),
     ]
     assert r.reader.windows == [TraceWindow(0, 5 * SIZE, SIZE), TraceWindow(0, 2 * SIZE, SIZE), TraceWindow(1, 0, 10)]
 
@@ -187,19 +187,6 @@ def test_who_stops_fetching_has_died() -> None:
     r.tracing.start()
     r.clock.now_ns += LEASE_NS + 1
     assert r.tracing.start() == r.ticket + 2
-
-
-@pytest.mark.parametrize(
-    ("path", "pack"),
-    [
-        (b"a/b/model-00001-of-00004.safetensors", b"a/b/model"),
-        (b"q-00002-of-00003.gguf", b"q"),
-        (b"a/b/model.gguf", b"a/b"),
-        (b"model.gguf", b""),
-    ],
-)
-def test_a_pack_is_a_split_set_or_a_directory(path: bytes, pack: bytes) -> None:
-    assert pack_of(path) == pack
 
 
 async def test_an_engine_records_what_it_counts(tmp_path: Path) -> None:
