@@ -176,8 +176,11 @@ class IndexCache:
 class BeladyCache:
     """The optimum. It has to be given the very accesses it was made with, in order, once."""
 
-    def __init__(self, accesses: Sequence[Access], budget_bytes: int) -> None:
+    def __init__(self, accesses: Sequence[Access], budget_bytes: int, *, bypass: bool = True) -> None:
+        """`bypass=False` fills every miss, as Belady's own rule does: what is not to be used again goes first."""
         self._next_use = next_uses(accesses)
+        self._bypass = bypass
+        self._budget = budget_bytes
         self._at = 0
         self._free = budget_bytes
         self._resident: dict[RangeKey, int] = {}
@@ -190,7 +193,7 @@ class BeladyCache:
         key, next_use = one.key, self._next_use[self._at]
         self._at += 1
         hit = key in self._resident
-        if not hit and not self._make_room(key.size, next_use):
+        if not hit and not self._make_room(key.size, next_use if self._bypass else 0):
             return Outcome.DECLINED
         if not hit:
             self._free -= key.size
@@ -200,6 +203,8 @@ class BeladyCache:
 
     def _make_room(self, size: int, next_use: int) -> bool:
         """Evict what is used later than `next_use`; nothing if that would not be enough."""
+        if size > self._budget:
+            return False
         taken, free = list[tuple[int, RangeKey]](), self._free
         while free < size and self._furthest and -self._furthest[0][0] > next_use:
             place = heappop(self._furthest)
