@@ -8,8 +8,9 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import TypeVar
 
+from mummufs.core.index import HEADROOM_BYTES_MAX, HEADROOM_SHARE
 from mummufs.core.policy import POLICIES
-from mummufs.core.ranges import RangeKey
+from mummufs.core.ranges import PAGE_SIZE, RangeKey
 from mummufs.core.simulate import BELADY, Access, Result, cache_of, cycles, run, tally
 from mummufs.core.trace import TraceError, TraceReads
 from mummufs.tracefile import TraceHeader, TraceReader
@@ -20,9 +21,11 @@ READS_MAX = 5_000_000
 STEP = 4096
 """Reads between two calls of `advance`."""
 SHARES = (16, 8, 4, 2, 1)
-"""The budgets that are tried if none is named: the bytes of all ranges that were read over these."""
+"""The budgets that are tried if none is named: what holds all ranges that were read, over these."""
 NAMES = (*POLICIES, BELADY)
-"""The policies, as `--policy` takes them."""
+"""The policies, as `--policy` takes them ..."""
+NAMES_DEFAULT = ("hotness", "lru", "lfu", BELADY)
+"""... and those that are tried if none is named."""
 
 Item = TypeVar("Item")
 Advance = Callable[[int], None]
@@ -140,8 +143,9 @@ class _Accesses:
 
 
 def default_budgets(distinct_bytes: int) -> list[int]:
-    """Budgets from a sixteenth of all that was read to the whole of it."""
-    return sorted({max(1, distinct_bytes // share) for share in SHARES})
+    """Budgets from a sixteenth of all that was read to one that holds the whole of it."""
+    headroom_bytes = min(HEADROOM_BYTES_MAX, int(distinct_bytes * HEADROOM_SHARE / (1 - HEADROOM_SHARE))) + PAGE_SIZE
+    return sorted({max(1, (distinct_bytes + headroom_bytes) // share) for share in SHARES})
 
 
 def tokens_of(accesses: Sequence[Access]) -> Token | None:
@@ -187,10 +191,10 @@ def notes(trace: Replayable, results: Sequence[Result], token: Token | None, pol
         said.append("Nothing was read twice, so nothing is known of tokens.")
     else:
         said += [
-            f"{format_size(budget)} is less than the {format_size(token.token_bytes)} that one token reads:"
+            f"{format_size(budget)} has less room than the {format_size(token.token_bytes)} that one token reads:"
             " some of every token comes from the source."
             for budget in budgets
-            if budget < token.token_bytes
+            if budget - min(HEADROOM_BYTES_MAX, int(HEADROOM_SHARE * budget)) < token.token_bytes
         ]
     of_policy = sorted((r for r in results if r.policy == policy), key=lambda r: r.budget_bytes)
     said += [_step(less, more) for less, more in pairwise(of_policy)]

@@ -20,6 +20,7 @@ from mummufs.core.trace import TraceError
 from mummufs.paths import existing_file
 from mummufs.simulation import (
     NAMES,
+    NAMES_DEFAULT,
     Rates,
     Replayable,
     Token,
@@ -44,7 +45,7 @@ CELLS_MAX = 256
 @click.command()
 @click.argument("trace")
 @click.option("--budget", metavar="SIZE,...", help="Such as 16G,32G,64G. Default: a sixteenth of what was read to all.")
-@click.option("--policy", "policies", metavar="NAME,...", default=",".join(NAMES), show_default=True)
+@click.option("--policy", "policies", metavar="NAME,...", default=",".join(NAMES_DEFAULT), show_default=True)
 @click.option("--warmup", type=click.IntRange(0, 99), default=0, metavar="PERCENT", help="Reads that are not counted.")
 @click.option("--source-rate", metavar="SIZE", default=SOURCE_RATE, show_default=True, help="A second, of misses.")
 @click.option("--store-rate", metavar="SIZE", default=STORE_RATE, show_default=True, help="A second, of hits.")

@@ -22,9 +22,10 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from mummufs.core.index import CacheIndex, Decision
+from mummufs.core.index import CacheIndex
 from mummufs.core.policy import POLICIES
 from mummufs.core.ranges import FileId, RangeKey, Version
+from mummufs.core.states import Decision
 
 BELADY = "belady"
 """The name of the optimum; the other names are those of POLICIES."""
@@ -163,19 +164,20 @@ class IndexCache:
         index, key = self.index, one.key
         if key.file not in self._joined:
             self._joined.add(key.file)
-            if hasattr(index, "join"):
-                index.join(key.file, one.pack)
+            index.join(key.file, one.pack)
         hit = index.is_resident(key, _VERSION)
         index.touch(key, one.size or key.size, hit=hit)
         if hit:
             return Outcome.HIT
         if not one.fills:
             return Outcome.DECLINED
-        while (plan := index.plan_fill(key, key.size, _VERSION)).decision is Decision.ROOM:
-            for victim in plan.victims:
+        decision = Decision.ROOM
+        while decision is Decision.ROOM:
+            decision, victims = index.plan_fill(key, key.size, _VERSION)
+            for victim in victims:  # of a fill that is ready too: they make room for the next
                 index.begin_evict(victim)
                 index.finish_evict(victim)
-        if plan.decision is not Decision.READY:
+        if decision is not Decision.READY:
             return Outcome.DECLINED
         index.begin_fill(key, key.size, _VERSION)
         index.commit_fill(key)
@@ -185,8 +187,11 @@ class IndexCache:
 class BeladyCache:
     """The optimum. It has to be given the very accesses it was made with, in order, once."""
 
-    def __init__(self, accesses: Sequence[Access], budget_bytes: int) -> None:
+    def __init__(self, accesses: Sequence[Access], budget_bytes: int, *, bypass: bool = True) -> None:
+        """`bypass=False` fills every miss, as Belady's own rule does: what is not to be used again goes first."""
         self._next_use = next_uses(accesses)
+        self._bypass = bypass
+        self._budget = budget_bytes
         self._at = 0
         self._free = budget_bytes
         self._resident: dict[RangeKey, int] = {}
@@ -199,7 +204,8 @@ class BeladyCache:
         key, next_use = one.key, self._next_use[self._at]
         self._at += 1
         hit = key in self._resident
-        if not hit and not (one.fills and self._make_room(key.size, next_use)):
+        following = next_use if self._bypass else 0
+        if not hit and not (one.fills and self._make_room(key.size, following)):
             return Outcome.DECLINED
         if not hit:
             self._free -= key.size
@@ -212,6 +218,8 @@ class BeladyCache:
 
     def _make_room(self, size: int, next_use: int) -> bool:
         """Evict what is used later than `next_use`; nothing if that would not be enough."""
+        if size > self._budget:
+            return False
         taken, free = list[tuple[int, RangeKey]](), self._free
         while free < size and self._furthest and -self._furthest[0][0] > next_use:
             place = heappop(self._furthest)

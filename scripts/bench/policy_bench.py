@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from scripts.bench.policy_cells import OURS, Cell, Job, measure_all
+from scripts.bench.policy_cells import OURS, Cell, Job, measure_all, rounded
 from scripts.bench.policy_checks import check_all
 from scripts.bench.policy_judge import LABELS, OPTIMUM, RIVALS, library
 from scripts.bench.policy_traces import BEHIND_RAM, RECIPES
@@ -103,7 +103,7 @@ def main(
         "figures": [{**asdict(one), "ok": one.ok} for one in figures],
         "miss_to_lru": mean_rows(cells),
         "checks": checks,
-        "cells": [asdict(cell) for cell in cells],
+        "cells": [rounded(cell) for cell in cells],
     }
     Results("policy", facts).finish(json_path)
     missed = [one.title for one in figures if not one.ok]

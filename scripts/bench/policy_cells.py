@@ -22,6 +22,7 @@ OURS = "hotness"
 SHARES = (0.10, 0.25, 0.50, 0.75)
 """Budgets, of the bytes that the trace reads at all."""
 PROCESSES = 2
+DIGITS = 6
 
 MADE_BY = (
     *(f"mummufs/core/{name}.py" for name in ("hotness", "index", "policy", "simulate")),
@@ -99,6 +100,17 @@ def answer_miss(trace: Trace, hits: Any) -> float:
     return float(sizes[counted & ~hits].sum() / max(1, sizes[counted].sum()))
 
 
+def rounded(cell: Cell) -> dict[str, Any]:
+    """A cell as JSON, in DIGITS digits after the point."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: short(one) for key, one in value.items()}
+        return round(value, DIGITS) if isinstance(value, float) else value
+
+    return {key: short(value) for key, value in asdict(cell).items()}
+
+
 def fingerprint() -> str:
     """Of the code that the figures depend on."""
     digest = hashlib.blake2b(digest_size=8)
@@ -143,7 +155,7 @@ def _load(kept: Path, job: Job) -> list[Cell] | None:
 
 def _save(kept: Path, job: Job, cells: list[Cell]) -> None:
     kept.mkdir(parents=True, exist_ok=True)
-    record = {"fingerprint": fingerprint(), "cells": [asdict(cell) for cell in cells]}
+    record = {"fingerprint": fingerprint(), "cells": [rounded(cell) for cell in cells]}
     path = kept / f"{job.name}.json"
     partial = path.with_suffix(".new")
     partial.write_text(json.dumps(record))

@@ -17,7 +17,7 @@ from mummufs.cli import cli
 from mummufs.core.ranges import FileId, RangeKey
 from mummufs.core.simulate import replay
 from mummufs.engine.tracing import Tracing
-from mummufs.simulation import NAMES, default_budgets, load
+from mummufs.simulation import NAMES_DEFAULT, default_budgets, load
 from mummufs.tracefile import TraceHeader, TraceWriter
 
 MIB = 1 << 20
@@ -74,7 +74,7 @@ def test_the_figures(tokens: Path) -> None:
             "simulate",
             tokens,
             "--budget",
-            "64M,1G",
+            "66M,1G",
             "--policy",
             "lru,belady",
             "--json",
@@ -99,7 +99,7 @@ def test_the_figures(tokens: Path) -> None:
     }
     assert answer["rates"] == {"source": 64 * MIB, "store": 576 * MIB}
     assert [(r["policy"], r["budget_bytes"]) for r in answer["results"]] == [
-        (policy, budget) for policy in ("lru", "belady") for budget in (64 * MIB, GIB)
+        (policy, budget) for policy in ("lru", "belady") for budget in (66 * MIB, GIB)
     ]
     for result in answer["results"]:
         assert (result["requests"], result["hits"], result["hit_ratio"]) == (40, 36, 0.9)
@@ -113,7 +113,7 @@ def test_a_loop_larger_than_the_budget_never_hits_with_lru_and_does_with_the_opt
     assert by_policy["lru"] == 0
     assert by_policy["belady"] == 27  # three of four stay
     assert answer["notes"][1:] == [
-        "48.0 MiB is less than the 64.0 MiB that one token reads: some of every token comes from the source."
+        "48.0 MiB has less room than the 64.0 MiB that one token reads: some of every token comes from the source."
     ]
 
 
@@ -121,7 +121,7 @@ def test_figures_are_those_of_the_replay(tokens: Path) -> None:
     """The command counts as the core does, whatever steps it takes for its bar."""
     accesses = load(tokens, lambda _: None).accesses
     answer = results(called("simulate", tokens, "--json"))
-    assert {r["policy"] for r in answer["results"]} == set(NAMES)
+    assert {r["policy"] for r in answer["results"]} == set(NAMES_DEFAULT)
     for result in answer["results"]:
         expected = replay(accesses, result["budget_bytes"], result["policy"])
         assert (result["hits"], result["hit_bytes"]) == (expected.hits, expected.hit_bytes)
@@ -129,26 +129,33 @@ def test_figures_are_those_of_the_replay(tokens: Path) -> None:
 
 
 def test_people_get_a_table_and_sentences(tokens: Path) -> None:
-    done = called("simulate", tokens, "--budget", "32M,64M,128M", "--policy", "lru")
+    done = called("simulate", tokens, "--budget", "32M,64M,66M,128M", "--policy", "lru")
     assert done.exit_code == 0
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert lines == [
         "40 reads of 640.0 MiB in 40 s, 64.0 MiB of them distinct; about 10 tokens of 64.0 MiB",
         "policy budget hits missed written s/token",
         "lru 32.0 MiB 0.0 % 640.0 MiB 640.0 MiB 0.640",
-        "lru 64.0 MiB 90.0 % 64.0 MiB 64.0 MiB 0.083",
+        "lru 64.0 MiB 0.0 % 640.0 MiB 640.0 MiB 0.640",
+        "lru 66.0 MiB 90.0 % 64.0 MiB 64.0 MiB 0.083",
         "lru 128.0 MiB 90.0 % 64.0 MiB 64.0 MiB 0.083",
         "When it was recorded, the mount had 1.0 GiB and hit 90 % of the bytes.",
-        "32.0 MiB is less than the 64.0 MiB that one token reads: some of every token comes from the source.",
-        "32.0 -> 64.0 MiB lifts hits from 0 to 90 % (lru).",
-        "64.0 -> 128.0 MiB brings nothing: hits stay at 90 %.",
+        "32.0 MiB has less room than the 64.0 MiB that one token reads: some of every token comes from the source.",
+        "64.0 MiB has less room than the 64.0 MiB that one token reads: some of every token comes from the source.",
+        "32.0 -> 64.0 MiB brings nothing: hits stay at 0 %.",
+        "64.0 -> 66.0 MiB lifts hits from 0 to 90 % (lru).",
+        "66.0 -> 128.0 MiB brings nothing: hits stay at 90 %.",
     ]
 
 
 def test_default_budgets_go_from_a_sixteenth_to_all(tokens: Path) -> None:
     answer = results(called("simulate", tokens, "--policy", "lru", "--json"))
-    assert [r["budget_bytes"] for r in answer["results"]] == [4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB]
-    assert default_budgets(3) == [1, 3]
+    budgets = [r["budget_bytes"] for r in answer["results"]]
+    assert [budgets[-1] // budget for budget in budgets] == [16, 8, 4, 2, 1]
+    assert 64 * MIB < budgets[-1] < 66 * MIB
+    assert answer["results"][-1]["hits"] == 36  # all of it has room
+    assert default_budgets(1)[0] > 0
+    assert default_budgets(1 << 40)[-1] == (1 << 40) + GIB + 4096
 
 
 def test_the_warm_up_is_not_counted(tokens: Path) -> None:
@@ -269,7 +276,7 @@ def test_the_picture(tokens: Path, tmp_path: Path) -> None:
     done = called("simulate", tokens, "--budget", "32M,64M", "--plot", svg, "--plot", png, "--plot", again)
     assert done.exit_code == 0, done.output
     text = svg.read_text()
-    for word in (*NAMES, "32.0 MiB", "64.0 MiB", "bytes missed", "bytes of one token"):
+    for word in (*NAMES_DEFAULT, "32.0 MiB", "64.0 MiB", "bytes missed", "bytes of one token"):
         assert f">{word}" in text
     assert again.read_text() == text
     assert png.read_bytes().startswith(b"\x89PNG")

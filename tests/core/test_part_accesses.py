@@ -36,7 +36,7 @@ def test_a_graze_does_not_fill_and_hits_what_is_there(policy: str) -> None:
 
 def test_a_part_weighs_less() -> None:
     """Of two ranges read equally often, the one read by parts is evicted, though it was read last."""
-    cache = IndexCache(2 << 20, "hotness")
+    cache = IndexCache((2 << 20) + (64 << 10), "hotness")
     for one in (whole(0), part(1, 1000), whole(0), part(1, 1000)):
         cache.access(one)
     assert cache.access(whole(2)) is Outcome.FILLED
