@@ -22,9 +22,10 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from mummufs.core.index import CacheIndex, Decision
+from mummufs.core.index import CacheIndex
 from mummufs.core.policy import POLICIES
 from mummufs.core.ranges import FileId, RangeKey, Version
+from mummufs.core.states import Decision
 
 BELADY = "belady"
 """The name of the optimum; the other names are those of POLICIES."""
@@ -145,10 +146,14 @@ def tally(
 
 
 class IndexCache:
-    """The product's index under one of its policies. Each range takes its own size of the budget."""
+    """The product's index under one of its policies. Each range takes its own size of the budget.
+
+    There is no headroom: victims go before the fill begins, so all of the budget can hold ranges.
+    """
 
     def __init__(self, budget_bytes: int, policy: str) -> None:
         self.index = CacheIndex(budget_bytes, POLICIES[policy](budget_bytes))
+        self.index.headroom_bytes = 0
         self._joined: set[FileId] = set()
 
     def access(self, one: Access) -> Outcome:
@@ -156,17 +161,18 @@ class IndexCache:
         index, key = self.index, one.key
         if key.file not in self._joined:
             self._joined.add(key.file)
-            if hasattr(index, "join"):
-                index.join(key.file, one.pack)
+            index.join(key.file, one.pack)
         hit = index.is_resident(key, _VERSION)
         index.touch(key, key.size, hit=hit)
         if hit:
             return Outcome.HIT
-        while (plan := index.plan_fill(key, key.size, _VERSION)).decision is Decision.ROOM:
-            for victim in plan.victims:
+        decision = Decision.ROOM
+        while decision is Decision.ROOM:
+            decision, victims = index.plan_fill(key, key.size, _VERSION)
+            for victim in victims:
                 index.begin_evict(victim)
                 index.finish_evict(victim)
-        if plan.decision is not Decision.READY:
+        if decision is not Decision.READY:
             return Outcome.DECLINED
         index.begin_fill(key, key.size, _VERSION)
         index.commit_fill(key)
