@@ -142,6 +142,11 @@ class _Accesses:
         return access
 
 
+def room_of(budget_bytes: int) -> int:
+    """What of a budget a mount fills with ranges: the rest is kept free."""
+    return budget_bytes - min(HEADROOM_BYTES_MAX, int(HEADROOM_SHARE * budget_bytes))
+
+
 def default_budgets(distinct_bytes: int) -> list[int]:
     """Budgets from a sixteenth of all that was read to one that holds the whole of it."""
     headroom_bytes = min(HEADROOM_BYTES_MAX, int(distinct_bytes * HEADROOM_SHARE / (1 - HEADROOM_SHARE))) + PAGE_SIZE
@@ -156,8 +161,12 @@ def tokens_of(accesses: Sequence[Access]) -> Token | None:
 
 
 def replayed(accesses: Sequence[Access], budget_bytes: int, policy: str, warmup: int, advance: Advance) -> Result:
-    """One replay. `advance` is told how many reads it has come on since the last time."""
-    outcomes = _counted(run(cache_of(accesses, budget_bytes, policy), accesses), advance)
+    """One replay with the room that a mount of this budget has.
+
+    Args:
+        advance: told how many reads it has come on since the last time.
+    """
+    outcomes = _counted(run(cache_of(accesses, room_of(budget_bytes), policy), accesses), advance)
     return tally(policy, budget_bytes, accesses, outcomes, warmup)
 
 
@@ -194,7 +203,7 @@ def notes(trace: Replayable, results: Sequence[Result], token: Token | None, pol
             f"{format_size(budget)} has less room than the {format_size(token.token_bytes)} that one token reads:"
             " some of every token comes from the source."
             for budget in budgets
-            if budget - min(HEADROOM_BYTES_MAX, int(HEADROOM_SHARE * budget)) < token.token_bytes
+            if room_of(budget) < token.token_bytes
         ]
     of_policy = sorted((r for r in results if r.policy == policy), key=lambda r: r.budget_bytes)
     said += [_step(less, more) for less, more in pairwise(of_policy)]

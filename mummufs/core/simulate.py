@@ -153,10 +153,14 @@ def tally(
 
 
 class IndexCache:
-    """The product's index under one of its policies. Each range takes its own size of the budget."""
+    """The product's index under one of its policies. Each range takes its own size of the budget.
+
+    There is no headroom: victims go before the fill begins, so all of the budget can hold ranges.
+    """
 
     def __init__(self, budget_bytes: int, policy: str) -> None:
         self.index = CacheIndex(budget_bytes, POLICIES[policy](budget_bytes))
+        self.index.headroom_bytes = 0
         self._joined: set[FileId] = set()
 
     def access(self, one: Access) -> Outcome:
@@ -174,7 +178,7 @@ class IndexCache:
         decision = Decision.ROOM
         while decision is Decision.ROOM:
             decision, victims = index.plan_fill(key, key.size, _VERSION)
-            for victim in victims:  # of a fill that is ready too: they make room for the next
+            for victim in victims:
                 index.begin_evict(victim)
                 index.finish_evict(victim)
         if decision is not Decision.READY:

@@ -76,17 +76,23 @@ def mean_rows(cells: Sequence[Cell]) -> dict[str, float]:
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="One seed set, a quarter of the layers, fewer traces: a minute.")
 @click.option("--seeds", "seed_sets", type=int, multiple=True, default=SEED_SETS, show_default=True, help="Seed sets.")
+@click.option("--thin", type=click.IntRange(1), default=1, show_default=True, help="Take one layer of so many.")
 @click.option("--trace", "names", type=click.Choice(list(RECIPES)), multiple=True, help="Only these; default all.")
 @click.option("--kept", type=click.Path(path_type=Path, file_okay=False), help="Keep the cells that are done here.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures here.")
 def main(
-    quick: bool, seed_sets: tuple[int, ...], names: tuple[str, ...], kept: Path | None, json_path: Path | None
+    quick: bool,
+    seed_sets: tuple[int, ...],
+    thin: int,
+    names: tuple[str, ...],
+    kept: Path | None,
+    json_path: Path | None,
 ) -> None:
     """The command line."""
     version = library().__version__
     names = names or (QUICK_TRACES if quick else tuple(RECIPES))
     seed_sets = seed_sets[:1] if quick else seed_sets
-    jobs = jobs_of(seed_sets, names, QUICK_THIN if quick else 1)
+    jobs = jobs_of(seed_sets, names, max(thin, QUICK_THIN) if quick else thin)
     cells: list[Cell] = []
     for number, (job, done) in enumerate(measure_all(jobs, kept), start=1):
         cells += done
@@ -98,7 +104,7 @@ def main(
     print_table("", ("figure", "value", "wanted", ""), verdict_rows(figures))
     facts: dict[str, Any] = {
         "judge": f"libcachesim {version}",
-        "quick": quick,
+        "layers": f"one of {jobs[0].thin}",
         "seed_sets": seed_sets,
         "figures": [{**asdict(one), "ok": one.ok} for one in figures],
         "miss_to_lru": mean_rows(cells),

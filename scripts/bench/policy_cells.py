@@ -25,7 +25,7 @@ PROCESSES = 2
 DIGITS = 6
 
 MADE_BY = (
-    *(f"mummufs/core/{name}.py" for name in ("hotness", "index", "policy", "simulate")),
+    *(f"mummufs/core/{name}.py" for name in ("hotness", "index", "policy", "ratings", "simulate")),
     *(f"scripts/bench/policy_{name}.py" for name in ("cells", "judge", "models", "router", "traces")),
     "scripts/bench/traces.py",
 )

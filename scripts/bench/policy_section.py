@@ -22,7 +22,7 @@ def policy_section(figures: dict[str, Any]) -> tuple[str, Bars]:
     means = [[name, f"{value:.3f}"] for name, value in figures["miss_to_lru"].items()]
     names = [LABELS.get(column, column) for column in COLUMNS]
     text = [
-        f"Seed sets {seeds}; {len(cells)} cells; judge: {figures['judge']}.",
+        f"Seed sets {seeds}; layers: {figures['layers']}; {len(cells)} cells; judge: {figures['judge']}.",
         markdown(("figure", "value", "wanted", ""), verdict_rows(lines)),
         "Missed bytes over LRU's, geometric mean of all cells:",
         markdown(("policy", "missed over LRU's"), means),

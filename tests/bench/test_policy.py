@@ -169,6 +169,7 @@ def test_the_document_gets_the_table_and_a_plot_of_the_cells(tmp_path: Path) -> 
     cells = [cell("q235", 0.3, 0.1, share) for share in SHARES]
     figures = {
         "seed_sets": [1],
+        "layers": "one of 1",
         "judge": "libcachesim",
         "figures": [{**asdict(one), "ok": one.ok} for one in figures_of_cells(cells)],
         "miss_to_lru": {"hotness": 0.5},
