@@ -10,6 +10,7 @@ import mummufs
 from mummufs.commands.install_helper import install_helper
 from mummufs.commands.mount import mount
 from mummufs.commands.output import printable
+from mummufs.commands.profile import profile
 from mummufs.commands.ranges import ranges
 from mummufs.commands.status import status
 from mummufs.commands.umount import umount
@@ -59,7 +60,7 @@ def cli() -> None:
     """Serve a model on a slow volume from the NVMe, range by range."""
 
 
-for command in (mount, umount, status, ranges, verify, install_helper):
+for command in (mount, umount, status, ranges, verify, profile, install_helper):
     cli.add_command(command)
 
 

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import NamedTuple
@@ -40,6 +41,7 @@ from xxhash import xxh3_64
 
 from mummufs.core.errors import HeatFileError
 from mummufs.core.ranges import FileId, RangeKey, page_ceil
+from mummufs.core.ratings import HeatRecord, PackRecord
 from mummufs.store.layout import HEAT_BAD_NAME, HEAT_NAME
 from mummufs.store.osfs import Os
 
@@ -70,22 +72,6 @@ SIZE_MAX = (1 << 32) - 1
 """The largest window of a record. Windows are 32 MiB and a page at most."""
 
 
-class HeatRecord(NamedTuple):
-    """The heat of one range, as `core.ratings.HeatRecord` has it."""
-
-    key: RangeKey
-    heat: float
-    seq: int
-
-
-class PackRecord(NamedTuple):
-    """What a pack was read lately, as `core.ratings.PackRecord` has it."""
-
-    name: bytes
-    activity: float
-    files: tuple[FileId, ...]
-
-
 class Spent(NamedTuple):
     """What was missing in the write budget, in bytes, and when, in ns since 1970."""
 
@@ -99,15 +85,21 @@ NOTHING_SPENT = Spent(0, 0)
 class HeatPacker:
     """Packs records one by one, so that it can be done in steps; each takes a microsecond."""
 
-    def __init__(self) -> None:
+    def __init__(self, records_max: int = RECORDS_MAX) -> None:
+        self._records_max = min(records_max, RECORDS_MAX)
         self._data = bytearray(HEAT_HEADER_BYTES)
         self._files: dict[FileId, int] = {}
         self._latest = 0
         self.count = 0
 
+    @property
+    def size(self) -> int:
+        """The size of the file in bytes, but for its packs."""
+        return len(self._data) + len(self._files) * _FILE.size
+
     def add(self, key: RangeKey, heat: float, seq: int) -> None:
         """Put a range in. One that has no heat, or for which there is no place, is left out."""
-        if self.count >= RECORDS_MAX or not -inf < heat < inf or key.size > SIZE_MAX:
+        if self.count >= self._records_max or not -inf < heat < inf or key.size > SIZE_MAX:
             return
         self._data += _RECORD.pack(self._number(key.file), key.size, key.offset, heat, seq)
         self._latest = max(self._latest, seq)
@@ -217,7 +209,7 @@ def _checksum(data: bytes | bytearray) -> int:
 
 
 class HeatFile:
-    """The file in the store. Blocking; the callers see to it that one call is made at a time."""
+    """The file in the store. Blocking and thread-safe."""
 
     def __init__(self, fs: Os, write: Callable[[str, memoryview], None]) -> None:
         """Look at what is there.
@@ -228,6 +220,7 @@ class HeatFile:
         self._fs = fs
         self._write = write
         self._sizes = {name: self._size(name) for name in (HEAT_NAME, HEAT_BAD_NAME)}
+        self._lock = threading.Lock()
 
     @property
     def bytes(self) -> int:
@@ -262,14 +255,16 @@ class HeatFile:
 
     def set_aside(self) -> None:
         """Give it the name of a bad one. One that had that name is gone."""
-        self._fs.rename(HEAT_NAME, HEAT_BAD_NAME)
-        self._sizes[HEAT_BAD_NAME] = self._sizes.pop(HEAT_NAME, 0)
+        with self._lock:
+            self._fs.rename(HEAT_NAME, HEAT_BAD_NAME)
+            self._sizes = {HEAT_NAME: 0, HEAT_BAD_NAME: self._sizes[HEAT_NAME]}
 
     def save(self, packer: HeatPacker, packs: Sequence[PackRecord] = (), spent: Spent = NOTHING_SPENT) -> None:
         """Write it anew. On a failure the old one is still there."""
         data = packer.finish(packs, spent)
-        self._write(HEAT_NAME, memoryview(data))
-        self._sizes[HEAT_NAME] = len(data)
+        with self._lock:  # so that of two saves the later one stays
+            self._write(HEAT_NAME, memoryview(data))
+            self._sizes[HEAT_NAME] = len(data)
 
     def _size(self, name: str) -> int:
         try:

@@ -164,7 +164,7 @@ class RangeStore:
             self._remove(SCRUB_NAME)
             return
         name = tmp_name("0" * 32, next(self._serial))
-        self._fs.close(self._write_named(name, SCRUB_NAME, (memoryview(pack_key(key)), b""), Purpose.OTHER))
+        self._fs.close(self._write_named(name, SCRUB_NAME, (memoryview(pack_key(key)), b"")))
 
     def load_mark(self) -> RangeKey | None:
         """The key that an interrupted scrub proved last, or None."""
@@ -268,10 +268,13 @@ class RangeStore:
         return self.tables_bytes + self.heat.bytes
 
     def _write_heat(self, name: str, data: memoryview) -> None:
+        self._fs.mkdir(TMP_DIR)
         tmp = tmp_name("0" * 32, next(self._serial))
         self._fs.close(self._write_named(tmp, name, (data, b""), Purpose.HEAT))
 
-    def _write_named(self, tmp: str, name: str, parts: tuple[memoryview, bytes], purpose: Purpose) -> int:
+    def _write_named(
+        self, tmp: str, name: str, parts: tuple[memoryview, bytes], purpose: Purpose = Purpose.OTHER
+    ) -> int:
         """Write body and header under `tmp`, sync, rename; the open descriptor. Nothing is left on a failure."""
         body, header = parts
         self.written.add(purpose, len(body) + len(header))

@@ -14,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from mummufs.core.errors import HeatFileError
 from mummufs.core.ranges import FileId, RangeKey, page_ceil
+from mummufs.core.ratings import HeatRecord, PackRecord
 from mummufs.store import heatfile as module
 from mummufs.store.heatfile import (
     HEAT_HEADER_BYTES,
@@ -23,8 +24,6 @@ from mummufs.store.heatfile import (
     SIZE_MAX,
     HeatImage,
     HeatPacker,
-    HeatRecord,
-    PackRecord,
     Spent,
 )
 from mummufs.store.layout import HEAT_BAD_NAME, HEAT_NAME, TMP_DIR
