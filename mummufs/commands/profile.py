@@ -119,9 +119,11 @@ def _mount(mountpoint: str) -> _Mount:
     status = control.request(path, "status")
     root, manifest = Path(status["source"]), status["options"]["manifest"]
     try:
-        return _Mount(path, TreeSource(root), root, Path(manifest) if manifest else None)
+        source = TreeSource(root)
     except OSError as error:
         raise MummufsError(f"the source '{root}' cannot be opened: {error.strerror}") from None
+    click.get_current_context().call_on_close(source.close)
+    return _Mount(path, source, root, Path(manifest) if manifest else None)
 
 
 def _paths(mount: _Mount, files: Sequence[FileId]) -> dict[FileId, bytes]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 
 from mummufs.core.errors import TransitionError
 from mummufs.core.manifest import RangeTable
@@ -275,10 +275,10 @@ class CacheIndex:
 
     def hot_steps(self, size: int) -> Iterator[list[HeatRecord]]:
         """The same in steps of which each looks at so many ranges, however few of them have heat."""
-        for keys in (list(self._entries), self._ratings.ghost_keys()):  # both as they are now: nothing is in it twice
-            for at in range(0, len(keys), size):
-                records = (self._ratings.record(self._rating_of(key)) for key in keys[at : at + size])
-                yield [record for record in records if record is not None]
+        keys = chain(list(self._entries), self._ratings.ghost_keys())  # both as they are now: nothing is in it twice
+        while step := list(islice(keys, size)):
+            records = (self._ratings.record(self._rating_of(key)) for key in step)
+            yield [record for record in records if record is not None]
 
     def recall(self, record: HeatRecord) -> None:
         """Add the heat that a range had when an earlier mount ended. The range touched latest comes first."""

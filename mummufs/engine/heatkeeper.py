@@ -33,8 +33,8 @@ from mummufs.store.written import Purpose
 
 SAVE_S = 60.0
 """Heat is saved at most this often."""
-HEAT_SHARE = 64
-"""One in so many bytes of the budget may go to the heat file."""
+HEAT_SHARE = 256
+"""One in so many bytes of the budget may go to the heat file: twice of it fits the headroom that the index keeps."""
 WALK_STEP = 256
 """Ranges of the index looked at between two checkpoints: about half a millisecond."""
 WALK_PAUSE_S = 0.002

@@ -80,7 +80,7 @@ class Wear:
         now = self._meter(self._budget)
         needed = self._budget.heat_needed(now)
         left = max(0, int(self._budget.bytes_per_day - self._budget.spent(now)))
-        return WearStatistics(left, None if needed == -inf else min(HEAT_MAX, needed))
+        return WearStatistics(left, None if needed == -inf else round(min(HEAT_MAX, needed), 3))
 
     def _meter(self, budget: WriteBudget) -> float:
         """Take out what has been written since the last look; the time of that."""

@@ -11,6 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from mummufs.core.index import HEADROOM_SHARE
 from mummufs.core.ranges import FileId, RangeKey, page_ceil
 from mummufs.core.ratings import HeatRecord, PackRecord
 from mummufs.core.states import State
@@ -169,8 +170,8 @@ async def test_a_small_budget_keeps_few(tmp_path: Path, mock_clock: MockClock) -
             e.index.recall(record(i))
         keeper(e).changed()
         await minute(e, mock_clock)
-        assert 10 < len(saved(tmp_path)) < 60
-        assert (tmp_path / HEAT_NAME).stat().st_size < e.index.budget_bytes // 50
+        assert 10 < len(saved(tmp_path)) < 20
+        assert 2 / heatkeeper.HEAT_SHARE <= HEADROOM_SHARE, "it may be there twice while it is written"
 
 
 async def test_it_is_walked_and_recalled_in_steps(
