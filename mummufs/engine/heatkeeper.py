@@ -42,7 +42,7 @@ WALK_PAUSE_S = 0.002
 RECALL_STEP = 128
 """Ranges recalled between two checkpoints."""
 LOAD_TRIES = 3
-"""A heat file that cannot be read so many times in a row is not tried again."""
+"""A heat file that cannot be read so many times is not tried again. A store that does not answer is waited for."""
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,9 @@ class HeatKeeper:
                     await self._recall(image)
             except HeatFileError as error:
                 await self._start_anew(str(error))
-            except (OSError, StoreLateError) as error:
+            except StoreLateError:
+                log.debug("the store does not answer: the heat of the last mount is read later")
+            except OSError as error:
                 self._tries += 1
                 log.debug("the heat of the last mount cannot be read yet: %s", error)
                 if self._tries >= LOAD_TRIES:

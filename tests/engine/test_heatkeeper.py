@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import threading
 from functools import partial
 from math import inf
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from mummufs.core.index import HEADROOM_SHARE
@@ -16,13 +18,15 @@ from mummufs.core.ranges import FileId, RangeKey, page_ceil
 from mummufs.core.ratings import HeatRecord, PackRecord
 from mummufs.core.states import State
 from mummufs.engine import heatkeeper
+from mummufs.engine.gate import SLOW_S
 from mummufs.engine.heatkeeper import SAVE_S, HeatKeeper
+from mummufs.engine.service import DRAIN_S
 from mummufs.source.memory import MemorySource
 from mummufs.store.heatfile import HeatImage, HeatPacker
 from mummufs.store.layout import HEAT_BAD_NAME, HEAT_NAME, TMP_DIR
 from mummufs.store.osfs import RealOs
 from mummufs.store.rangestore import RangeStore
-from tests.engine.harness import KIB, Engine, FakeParser, FaultyOs, budget_for, contents, engine, make_table
+from tests.engine.harness import KIB, Engine, FakeParser, FaultyOs, budget_for, contents, empty, engine, make_table
 
 WINDOW = 64 * KIB
 COUNT = 8
@@ -337,6 +341,58 @@ async def test_a_fault_of_ours_does_not_end_the_mount(
         assert e.counters.errors.handler == 1
         await minute(e, mock_clock)
         assert e.key(handle, 0) in saved(tmp_path)
+
+
+class _HangingOs(FaultyOs):
+    """Opening and syncing wait while `gate` is shut."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def open(self, name: str) -> int:
+        self.gate.wait(60)
+        return super().open(name)
+
+    def sync(self, fd: int) -> None:
+        self.gate.wait(60)
+        super().sync(fd)
+
+
+async def test_an_end_waits_for_no_store_that_hangs(tmp_path: Path, mock_clock: MockClock) -> None:
+    fs = _HangingOs(tmp_path)
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser, fs=fs) as e:
+        handle = await e.open(b"model")
+        await e.fill(handle, 0)
+        fs.gate.clear()
+        begun = trio.current_time()
+        mock_clock.autojump_threshold = 0.0
+        await e.service.drain()
+        mock_clock.autojump_threshold = inf
+        assert trio.current_time() - begun == pytest.approx(DRAIN_S)
+        fs.gate.set()
+        await empty(e.pools.store_writes)
+
+
+async def test_a_load_that_hangs_is_made_up_for(tmp_path: Path, mock_clock: MockClock) -> None:
+    """However long: it says nothing of the heat file."""
+    put(tmp_path, [record(1)])
+    fs = _HangingOs(tmp_path)
+    source, parser = source_and_parser()
+    store = RangeStore(fs)
+    fs.gate.clear()
+    async with engine(source, tmp_path, parser, store=store, hold_scan=True) as e:
+        for _ in range(2 * heatkeeper.LOAD_TRIES):
+            await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(SLOW_S)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not keeper(e).loaded
+        fs.gate.set()
+        await empty(e.pools.store_reads)
+        await minute(e, mock_clock)
+        assert e.index.heat(record(1).key) == pytest.approx(1.0)
 
 
 # ---------------------------------------------------------------------- wear
