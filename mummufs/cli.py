@@ -10,6 +10,7 @@ import mummufs
 from mummufs.commands.install_helper import install_helper
 from mummufs.commands.mount import mount
 from mummufs.commands.output import printable
+from mummufs.commands.profile import profile
 from mummufs.commands.ranges import ranges
 from mummufs.commands.simulate import simulate
 from mummufs.commands.status import status
@@ -61,7 +62,7 @@ def cli() -> None:
     """Serve a model on a slow volume from the NVMe, range by range."""
 
 
-for command in (mount, umount, status, ranges, verify, install_helper, trace, simulate):
+for command in (mount, umount, status, ranges, verify, profile, trace, simulate, install_helper):
     cli.add_command(command)
 
 
