@@ -10,6 +10,7 @@ import atexit
 import functools
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+CALL_S = 120.0
 BROKEN = 70
 """The exit code of a command that has raised something."""
 
@@ -43,6 +45,8 @@ class _Server:
         with self._lock:
             self._process.stdin.write(json.dumps({"arguments": arguments, "environ": dict(os.environ)}) + "\n")
             self._process.stdin.flush()
+            is_there, _, _ = select.select([self._process.stdout], [], [], CALL_S)
+            assert is_there, f"no answer within {CALL_S:g} s: {arguments}"
             line = self._process.stdout.readline()
         assert line, "the process that forks has ended"
         done = json.loads(line)
