@@ -47,13 +47,20 @@ class Flight:
     """
 
     def __init__(
-        self, keys: Sequence[RangeKey], version: Version, file: SourceFile, first: ByteRange | None = None
+        self,
+        keys: Sequence[RangeKey],
+        version: Version,
+        file: SourceFile,
+        first: ByteRange | None = None,
+        *,
+        lowest: bool = False,
     ) -> None:
         """Prepare a pass.
 
         Args:
             file: what to read; the flight keeps it open.
             first: the bytes that are wanted first.
+            lowest: everything else is read before it.
 
         Raises:
             OSError: there is no memory for it.
@@ -61,6 +68,7 @@ class Flight:
         self.keys = tuple(keys)
         self.version = version
         self.file = file
+        self.lowest = lowest
         start, end = keys[0].offset, max(key.offset + key.size for key in keys)
         self.window = ByteRange(start, end - start)
         self.go = trio.Event()
