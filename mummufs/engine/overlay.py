@@ -172,6 +172,11 @@ class Overlay:
         """The backend does not know this node any more."""
         self.nodes.forget(node)
 
+    def let_go(self, node: Node) -> None:
+        """The engine has looked a node up and is done with it: it is forgotten, unless a backend knows it."""
+        if not node.known:
+            self.nodes.forget(node)
+
     # ------------------------------------------------------------------ files
 
     async def open(self, node: Node) -> Handle:

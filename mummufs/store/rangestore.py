@@ -44,11 +44,13 @@ from mummufs.store.layout import (
     unpack_table,
 )
 from mummufs.store.osfs import Os
+from mummufs.store.pins import PINS_ASIDE_NAME, PINS_BYTES_MAX, PINS_NAME
 from mummufs.store.storedrange import Closer, StoredRange, at_once, write_all
 
 TABLES_BYTES_MAX = 256 << 20
 """All table files together; the ones saved longest ago make room."""
 TABLE_FILE_BYTES_MAX = 65 << 20
+PIECE_BYTES = 1 << 20
 
 
 class RangeStore:
@@ -171,6 +173,30 @@ class RangeStore:
             return unpack_key(bytes(data[: self._fs.read(fd, data, 0)]))
         finally:
             self._fs.close(fd)
+
+    def save_pins(self, data: bytes) -> None:
+        """Keep the contents of the file of pins for the next mount."""
+        name = tmp_name("0" * 32, next(self._serial))
+        self._fs.close(self._write_named(name, PINS_NAME, (memoryview(data), b"")))
+
+    def load_pins(self) -> bytes | None:
+        """The contents of the file of pins, PINS_BYTES_MAX and one byte of them at most; None where there is none."""
+        try:
+            fd = self._fs.open(PINS_NAME)
+        except FileNotFoundError:
+            return None
+        try:
+            data = bytearray()
+            piece = memoryview(bytearray(PIECE_BYTES))
+            while len(data) <= PINS_BYTES_MAX and (n := self._fs.read(fd, piece, len(data))):
+                data += piece[:n]
+            return bytes(data[: PINS_BYTES_MAX + 1])
+        finally:
+            self._fs.close(fd)
+
+    def set_pins_aside(self) -> None:
+        """Give a file of pins that cannot be read another name; one that was set aside before is lost."""
+        self._fs.rename(PINS_NAME, PINS_ASIDE_NAME)
 
     # ------------------------------------------------------------------ probes
 
