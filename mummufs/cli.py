@@ -10,10 +10,13 @@ import mummufs
 from mummufs.commands.install_helper import install_helper
 from mummufs.commands.mount import mount
 from mummufs.commands.output import printable
+from mummufs.commands.pin import evict, pin, unpin
 from mummufs.commands.ranges import ranges
+from mummufs.commands.residency import residency
 from mummufs.commands.status import status
 from mummufs.commands.umount import umount
 from mummufs.commands.verify import verify
+from mummufs.commands.warm import warm
 from mummufs.core.errors import MummufsError, UsageError
 
 
@@ -60,6 +63,8 @@ def cli() -> None:
 
 
 for command in (mount, umount, status, ranges, verify, install_helper):
+    cli.add_command(command)
+for command in (warm, pin, unpin, evict, residency):
     cli.add_command(command)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import trio
 
-from mummufs import logs
+from mummufs import logs, storecontrol
 from mummufs.backends.fuse import tuning
 from mummufs.backends.fuse.front import LaneOptions
 from mummufs.backends.fuse.operations import Operations
@@ -148,6 +148,7 @@ class _Daemon:
             "verify": self._verify,
             "verify_progress": self._verify_progress,
             "verify_stop": self._verify_stop,
+            **storecontrol.handlers(self._service.placement),
         }
         control = ControlServer(self._config.mountpoint, handlers)
         try:

@@ -14,6 +14,7 @@ from mummufs.backends.fuse.tuning import Tuned
 from mummufs.config import MountConfig
 from mummufs.engine.scrub import Scrub
 from mummufs.engine.service import Service
+from mummufs.storecontrol import placement_status
 
 SCHEMA = 1
 
@@ -53,6 +54,7 @@ def status(
         "evictions": asdict(counters.evictions),
         "source_reads": asdict(counters.source_reads),
         "errors": asdict(counters.errors),
+        **placement_status(service.placement),
         "scrub": None if service.scrub is None else scrub_status(service.scrub),
         "lane": None if front is None else _lane(front, operations),
         "gauges": _gauges(service, operations),

@@ -32,21 +32,6 @@ def layer_of(name: str, kind: RangeKind) -> str:
     return OTHER
 
 
-def model_of(path: str) -> str:
-    """What a file is shown as part of: the set that it is split from, its mummu pack, or itself.
-
-    `a/x-00002-of-00004.gguf` is part of `a/x.gguf`, `a/x.mummu/q4.bin` of `a/x.mummu`.
-    """
-    folder, slash, name = path.rpartition("/")
-    if folder.endswith(".mummu"):
-        return folder
-    stem, dot, suffix = name.rpartition(".")
-    pieces = stem.rsplit("-", 3)
-    if len(pieces) == 4 and pieces[2] == "of" and _is_number(pieces[1]) and _is_number(pieces[3]):
-        return folder + slash + pieces[0] + dot + suffix
-    return path
-
-
 class LayerRow(NamedTuple):
     """One layer of one model: bytes of its windows, and how many of them are in the store.
 
@@ -71,9 +56,9 @@ class LayerSums:
     def __len__(self) -> int:
         return len(self._sums)
 
-    def add(self, path: str, name: str, kind: RangeKind, size: int, *, resident: bool) -> None:
-        """Count a window of `size` bytes of the file at this path."""
-        sums = self._sums.setdefault((model_of(path), layer_of(name, kind)), [0, 0, 0, 0])
+    def add(self, model: str, name: str, kind: RangeKind, size: int, *, resident: bool) -> None:
+        """Count a window of `size` bytes."""
+        sums = self._sums.setdefault((model, layer_of(name, kind)), [0, 0, 0, 0])
         at = 2 if kind is RangeKind.EXPERT else 0
         sums[at] += size
         sums[at + 1] += size if resident else 0

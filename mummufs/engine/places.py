@@ -75,7 +75,7 @@ class Places:
                 trail.append(node)
             if not node.attributes.is_file:
                 raise OSError(errno.EINVAL, "it is no regular file")
-            handle = await self._overlay.open(node)
+            handle = await self._overlay.open(node, by_backend=False)
             try:
                 await self._catalog.wait_parsed(handle.node)
                 yield handle

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mummufs.core.layers import HEADER, OTHER, LayerSums, layer_of, model_of
+from mummufs.core.layers import HEADER, OTHER, LayerSums, layer_of
 from mummufs.core.manifest import RangeKind
 
 
@@ -34,26 +34,9 @@ def test_layer_of(name: str, layer: str) -> None:
     assert layer_of(name, RangeKind.HEADER) == HEADER
 
 
-@pytest.mark.parametrize(
-    ("path", "model"),
-    [
-        ("a/x-00002-of-00004.gguf", "a/x.gguf"),
-        ("x-00001-of-00001.safetensors", "x.safetensors"),
-        ("a/x-y-00002-of-00004.gguf", "a/x-y.gguf"),
-        ("a/x.mummu/q4.bin", "a/x.mummu"),
-        ("a/x-2-off-4.gguf", "a/x-2-off-4.gguf"),
-        ("a/x-a-of-4.gguf", "a/x-a-of-4.gguf"),
-        ("a-1-of-2/model", "a-1-of-2/model"),
-        ("model", "model"),
-    ],
-)
-def test_model_of(path: str, model: str) -> None:
-    assert model_of(path) == model
-
-
 WINDOWS = st.lists(
     st.tuples(
-        st.sampled_from(["a", "b-1-of-2.x", "b-2-of-2.x"]),
+        st.sampled_from(["a", "b"]),
         st.sampled_from(["blk.0.a", "blk.2.b", "blk.10.c", "output"]),
         st.sampled_from(RangeKind),
         st.integers(1, 1 << 40),
@@ -65,8 +48,8 @@ WINDOWS = st.lists(
 @given(WINDOWS)
 def test_nothing_is_lost_or_counted_twice(windows: list[tuple[str, str, RangeKind, int, bool]]) -> None:
     sums = LayerSums()
-    for path, name, kind, size, resident in windows:
-        sums.add(path, name, kind, size, resident=resident)
+    for model, name, kind, size, resident in windows:
+        sums.add(model, name, kind, size, resident=resident)
     rows = sums.rows()
     assert len(rows) == len({(row.model, row.layer) for row in rows}) == len(sums)
     experts = [w for w in windows if w[2] is RangeKind.EXPERT]

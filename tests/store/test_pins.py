@@ -47,7 +47,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
         assert str(error)
 
 
-GOOD = {"source": [1, 2], "path": "a/b", "ranges": "*"}
+GOOD: dict[str, object] = {"source": [1, 2], "path": "a/b", "ranges": "*"}
 
 
 @given(st.integers(0, 400), st.integers(0, 255))

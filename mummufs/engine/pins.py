@@ -1,0 +1,383 @@
+"""Pins: ranges that are to stay in the store whatever is read, by path, kept from mount to mount.
+
+A pin is a file and a pattern for the names of its ranges (`store/pins.py`). Which windows it makes is known once the
+file's table is; then the index is told, window by window, and from there on they are no victims. That is done when the
+pin is made, when a mount begins (before its first fill, as far as RECALL_S allows), and whenever the windows of a
+pinned path turn out to be others: its file has changed, or another has taken its place.
+
+Pinned ranges may take PINNED_SHARE_MAX of the budget, resident or not. More is refused when it is asked for; where a
+file has grown or the budget is smaller than it was, the first windows of it are pinned and the others are not.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVarTuple
+
+import trio
+
+from mummufs.core.errors import MummufsError
+from mummufs.core.ranges import FileId, RangeKey, Version
+from mummufs.core.stats import Counters
+from mummufs.engine.cache import Cache
+from mummufs.engine.gate import StoreLateError
+from mummufs.engine.nodes import Node
+from mummufs.engine.overlay import Handle, Overlay
+from mummufs.engine.places import Places, matches, shown
+from mummufs.engine.selection import ALL, STEP, Selection
+from mummufs.engine.warmer import Target, Warmer
+from mummufs.store.layout import charge_of
+from mummufs.store.pins import PINS_BYTES_MAX, PINS_MAX, Pin, pack_pins, unpack_pins
+
+PINNED_SHARE_MAX = 0.9
+"""The share of the budget that may be pinned: the rest is for everything else that is read."""
+RECALL_S = 10.0
+"""How long fills wait, when a mount begins, for the pins of earlier ones to be found again."""
+
+log = logging.getLogger(__name__)
+
+Args = TypeVarTuple("Args")
+
+
+class TooMuchPinnedError(MummufsError):
+    """More would be pinned than may be. All in bytes of the budget."""
+
+    def __init__(self, pinned_bytes: int, asked_bytes: int, allowed_bytes: int) -> None:
+        super().__init__(f"{pinned_bytes} bytes are pinned, {asked_bytes} more are asked for, {allowed_bytes} allowed")
+        self.pinned_bytes = pinned_bytes
+        self.asked_bytes = asked_bytes
+        self.allowed_bytes = allowed_bytes
+
+
+@dataclass
+class Pinned:
+    """What the pins of one path have come to.
+
+    Attributes:
+        file, version: what its windows are those of; None while no such file is there.
+        charges: the ranges that are pinned, and bytes of the budget that each takes when it is resident.
+        bytes: the sum of these.
+        left_out: ranges that would have passed the limit.
+    """
+
+    file: FileId | None = None
+    version: Version | None = None
+    charges: dict[RangeKey, int] = field(default_factory=dict)
+    bytes: int = 0
+    left_out: int = 0
+
+    def add(self, key: RangeKey) -> None:
+        """One more range, unless it is there already."""
+        if key not in self.charges:
+            self.charges[key] = charge_of(key.size)
+            self.bytes += self.charges[key]
+
+    def cut(self, limit: int) -> None:
+        """Leave out the last ones that pass a limit, in bytes of the budget."""
+        while self.charges and self.bytes > limit:
+            self.bytes -= self.charges.popitem()[1]
+            self.left_out += 1
+
+
+@dataclass
+class PinChange:
+    """What a request to pin or unpin has come to: files and ranges that it was for, and bytes of the budget."""
+
+    files: int = 0
+    ranges: int = 0
+    bytes: int = 0
+    absent_ranges: int = 0
+    absent_bytes: int = 0
+    note: str = ""
+
+
+class Pins:
+    """The pins of one mount."""
+
+    def __init__(self, cache: Cache, places: Places, warmer: Warmer, counters: Counters, overlay: Overlay) -> None:
+        """Know of none until `recall`."""
+        self._cache = cache
+        self._places = places
+        self._warmer = warmer
+        self._counters = counters
+        self._overlay = overlay
+        self._others: list[Pin] = []
+        """Pins of other sources that this store has served."""
+        self._pins: dict[bytes, list[str]] = {}
+        self._pinned: dict[bytes, Pinned] = {}
+        self._changing = trio.Lock()
+        self._renewing: bytes | None = None
+        self._again: dict[bytes, None] = {}
+        self._wake = trio.Event()
+        self.recalled = trio.Event()
+        self.set_aside = 0
+        self.left_out = 0
+
+    # ------------------------------------------------------------------ looking
+
+    @property
+    def allowed_bytes(self) -> int:
+        """What may be pinned, in bytes of the budget."""
+        return int(PINNED_SHARE_MAX * self._cache.index.budget_bytes)
+
+    @property
+    def asked_bytes(self) -> int:
+        """What is pinned, resident or not, in bytes of the budget."""
+        return sum(pinned.bytes for pinned in self._pinned.values())
+
+    @property
+    def files(self) -> int:
+        """Paths that are pinned, or ranges of them."""
+        return len(self._pins)
+
+    def listed(self) -> list[tuple[bytes, str, Pinned]]:
+        """The pins in order: path, pattern, and what the pins of that path have come to."""
+        return [
+            (path, pattern, self._pinned.get(path, Pinned()))
+            for path in sorted(self._pins)
+            for pattern in self._pins[path]
+        ]
+
+    async def absent_of(self, pinned: Pinned) -> list[RangeKey]:
+        """The ranges of these that are not in the store."""
+        absent = []
+        for i, key in enumerate(list(pinned.charges)):
+            if pinned.version is None or not self._cache.index.is_resident(key, pinned.version):
+                absent.append(key)
+            if i % STEP == STEP - 1:
+                await trio.lowlevel.checkpoint()
+        return absent
+
+    # ------------------------------------------------------------------ an earlier mount's
+
+    async def run(self) -> None:
+        """Take up the pins of earlier mounts; then those again whose files have changed, until cancelled."""
+        try:
+            await self._guarded(self._take_up)
+        finally:
+            self.recalled.set()
+        await self._warmer.ready.wait()
+        await self._guarded(self._warm_absent, list(self._pinned))
+        while True:
+            while self._again:
+                path = next(iter(self._again))
+                del self._again[path]
+                await self._guarded(self._renew, path)
+                await self._guarded(self._warm_absent, [path])
+            self._wake = trio.Event()
+            await self._wake.wait()
+
+    async def _guarded(self, call: Callable[[*Args], Awaitable[object]], *args: *Args) -> None:
+        """Make a call that must not end the mount, whatever it raises."""
+        try:
+            await call(*args)
+        except Exception:
+            self._counters.errors.handler += 1
+            log.exception("the pins: a fault of ours")
+
+    async def _take_up(self) -> None:
+        await self._load()
+        for path in list(self._pins):
+            await self._guarded(self._renew, path)
+
+    def known(self, node: Node) -> None:
+        """The windows of a version of a file have been found. If it is pinned, these may be others than so far."""
+        if not self._pins:
+            return
+        path = node.path
+        if path not in self._pins or path == self._renewing:
+            return
+        pinned = self._pinned.get(path, Pinned())
+        if (pinned.file, pinned.version) != (node.file, node.version):
+            self._again[path] = None
+            self._wake.set()
+
+    async def _load(self) -> None:
+        try:
+            data = await self._cache.gate.read(self._cache.store.load_pins)
+            pins = [] if data is None else unpack_pins(data)
+        except (OSError, StoreLateError) as error:
+            log.warning("the pins cannot be read, nothing is pinned in this mount: %s", error)
+            return
+        except MummufsError as error:
+            self.set_aside += 1
+            log.warning("the file of pins is set aside as 'pins.bad', nothing is pinned: %s", error)
+            try:
+                await self._cache.gate.write(self._cache.store.set_pins_aside)
+            except OSError as failed:
+                log.warning("the file of pins cannot be set aside: %s", failed)
+            return
+        for pin in pins:
+            if pin.source == self._overlay.nodes.root.file:
+                self._pins.setdefault(pin.path, []).append(pin.ranges)
+            else:
+                self._others.append(pin)
+
+    async def _renew(self, path: bytes) -> None:
+        """Pin the windows that a path has now, and no others of it."""
+        async with self._changing:
+            patterns = self._pins.get(path)
+            if patterns is None:
+                return
+            self._renewing = path
+            try:
+                async with self._places.opened(path) as handle:
+                    fresh = await self._windows(handle, patterns)
+            except OSError as error:
+                log.warning("%r is pinned and cannot be opened: %s", shown(path), error)
+                fresh = Pinned()
+            finally:
+                self._renewing = None
+            fresh.cut(self.allowed_bytes - self.asked_bytes + self._pinned.get(path, Pinned()).bytes)
+            if fresh.left_out:
+                self.left_out += fresh.left_out
+                log.warning("%r: %d ranges are not pinned: the budget is too small", shown(path), fresh.left_out)
+            await self._set(path, fresh)
+
+    # ------------------------------------------------------------------ requests
+
+    async def pin(self, wanted: Sequence[bytes], ranges: str, change: PinChange) -> None:
+        """Pin the ranges of these files whose names match, and warm those that are absent.
+
+        Raises:
+            TooMuchPinnedError: that would be too much.
+            MummufsError: nothing is meant by it, or it cannot be kept.
+            OSError: the source's.
+        """
+        await self.recalled.wait()
+        paths = await self._places.find(wanted)
+        async with self._changing:
+            fresh: dict[bytes, Pinned] = {}
+            for path in paths:
+                async with self._places.opened(path) as handle:
+                    if (await self._windows(handle, [ranges])).charges:
+                        fresh[path] = await self._windows(handle, [*self._pins.get(path, []), ranges])
+            if not fresh:
+                raise MummufsError(f"no range of these {len(paths)} files has a name that matches '{ranges}'")
+            self._check_room(fresh)
+            pins = {path: list(patterns) for path, patterns in self._pins.items()}
+            for path in fresh:
+                if ranges not in pins.setdefault(path, []):
+                    pins[path].append(ranges)
+            with trio.CancelScope(shield=True):  # what is written down is what is pinned
+                await self._keep(pins)
+                for path, pinned in fresh.items():
+                    await self._set(path, pinned)
+                    await self._tell(pinned, change)
+        change.note = await self._warm_absent(list(fresh))
+
+    async def unpin(self, wanted: Sequence[bytes], ranges: str | None, change: PinChange) -> None:
+        """Take pins away: those of these paths, or of them those that were made with this pattern.
+
+        Raises:
+            MummufsError: there are none, or it cannot be kept.
+        """
+        await self.recalled.wait()
+        async with self._changing:
+            pins: dict[bytes, list[str]] = {}
+            gone: list[bytes] = []
+            for path, patterns in self._pins.items():
+                left = patterns
+                if any(matches(one, path) for one in wanted):
+                    left = [] if ranges is None else [pattern for pattern in patterns if pattern != ranges]
+                if left:
+                    pins[path] = left
+                if left != patterns:
+                    gone.append(path)
+            if not gone:
+                made = "" if ranges is None else f" that was made with '{ranges}'"
+                raise MummufsError(f"there is no such pin{made}: `mummufs pin --list` shows them")
+            with trio.CancelScope(shield=True):
+                await self._keep(pins)
+                for path in gone:
+                    await self._unpin(path, change)
+
+    async def _unpin(self, path: bytes, change: PinChange) -> None:
+        """Give up what the pins of a path that are gone had pinned."""
+        old = self._pinned.get(path, Pinned())
+        left = Pinned(old.file, old.version)
+        if path in self._pins:
+            try:
+                async with self._places.opened(path) as handle:
+                    left = await self._windows(handle, self._pins[path])
+            except OSError:
+                left = Pinned()
+        await self._set(path, left)
+        change.files += 1
+        change.ranges += len(old.charges) - len(left.charges)
+        change.bytes += old.bytes - left.bytes
+
+    async def _tell(self, pinned: Pinned, change: PinChange) -> None:
+        absent = await self.absent_of(pinned)
+        change.files += 1
+        change.ranges += len(pinned.charges)
+        change.bytes += pinned.bytes
+        change.absent_ranges += len(absent)
+        change.absent_bytes += sum(key.size for key in absent)
+
+    def _check_room(self, fresh: dict[bytes, Pinned]) -> None:
+        before = self.asked_bytes
+        replaced = sum(self._pinned.get(path, Pinned()).bytes for path in fresh)
+        asked = sum(pinned.bytes for pinned in fresh.values()) - replaced
+        if before + asked > self.allowed_bytes:
+            raise TooMuchPinnedError(before, asked, self.allowed_bytes)
+
+    async def _keep(self, pins: dict[bytes, list[str]]) -> None:
+        """Write the pins down, and take them for what is pinned."""
+        root = self._overlay.nodes.root.file
+        entries = [*self._others, *(Pin(root, path, ranges) for path, patterns in pins.items() for ranges in patterns)]
+        data = pack_pins(entries)
+        if len(entries) > PINS_MAX or len(data) > PINS_BYTES_MAX:
+            raise MummufsError(f"these would be {len(entries)} pins, more than the limit of {PINS_MAX}")
+        try:
+            await self._cache.gate.write(self._cache.store.save_pins, data)
+        except OSError as error:
+            self._counters.errors.store += 1
+            raise MummufsError(f"the pins cannot be written to the store: {error.strerror or error}") from None
+        self._pins = pins
+
+    # ------------------------------------------------------------------ windows
+
+    async def _windows(self, handle: Handle, patterns: Iterable[str]) -> Pinned:
+        """The windows of an open file whose names match one of these patterns."""
+        node = handle.node
+        found = Pinned(node.file, node.version)
+        for pattern in patterns:
+            async for key in Selection(pattern).keys(node):
+                found.add(key)
+        return found
+
+    async def _set(self, path: bytes, pinned: Pinned) -> None:
+        """Have just these ranges of a path pinned."""
+        old = self._pinned.pop(path, Pinned())
+        if path in self._pins:
+            self._pinned[path] = pinned
+        index = self._cache.index
+        for i, key in enumerate(pinned.charges):
+            index.pin(key)
+            if i % STEP == STEP - 1:
+                await trio.lowlevel.checkpoint()
+        elsewhere = [p for p in self._pinned.values() if p.file == old.file]  # a file with two names
+        for i, key in enumerate(old.charges):
+            if not any(key in p.charges for p in elsewhere):
+                index.unpin(key)
+            if i % STEP == STEP - 1:
+                await trio.lowlevel.checkpoint()
+
+    async def _warm_absent(self, paths: Sequence[bytes]) -> str:
+        """Have what is pinned and absent brought in the background; why not, where that cannot be."""
+        targets = []
+        for path in paths:
+            absent = await self.absent_of(self._pinned.get(path, Pinned()))
+            if absent:
+                targets.append(Target(path, array("Q", [n for key in absent for n in key[1:]])))
+        if not targets:
+            return ""
+        try:
+            self._warmer.warm_nowait(targets, ALL)
+        except MummufsError as error:
+            return f"they are not warmed, but filled when they are read: {error}"
+        return ""
