@@ -135,6 +135,9 @@ def _store(config: MountConfig, service: Service) -> dict[str, Any]:
         "filling_bytes": index.filling_bytes,
         "evicting": index.evicting,
         "tables_bytes": index.overhead_bytes,
+        "headroom_bytes": service.cache.index.headroom_bytes,
+        "pinned": index.pinned,
+        "pinned_bytes": index.pinned_bytes,
     }
 
 
@@ -167,6 +170,7 @@ def _gauges(service: Service, operations: Operations) -> dict[str, Any]:
         gauges["open_range_files"] = service.cache.resident.open_files
         gauges["evictions_queued"] = service.cache.evictor.queued
         gauges["heat_remembered"] = service.cache.index.statistics().ghosts
+        gauges["packs"] = service.cache.index.statistics().packs
         gauges["parsing"] = service.catalog.parsing
         gauges["parsed"] = service.catalog.parsed
         gauges["manifests_refused"] = service.catalog.refused

@@ -17,6 +17,7 @@ import trio
 from mummufs.core.errors import ManifestError, RangeFileError
 from mummufs.core.grazes import Grazes
 from mummufs.core.manifest import RangeTable
+from mummufs.core.packs import pack_of
 from mummufs.core.plan import is_wanted, window_key
 from mummufs.core.ranges import ByteRange, FileId, RangeKey, Version
 from mummufs.core.stats import Counters
@@ -129,6 +130,8 @@ class Catalog:
     def _known(self, node: Node, table: RangeTable | None, version: Version) -> None:
         """The windows of a version of a file have been found."""
         node.table, node.parsed = table, version
+        if table:
+            self._cache.index.join(node.file, pack_of(node.path))
         self._without.pop(node.file, None)
         if not table:
             self._without[node.file] = version

@@ -26,10 +26,11 @@ from functools import partial
 import trio
 
 from mummufs.core.around import ReadAround
-from mummufs.core.index import DECLINED, CacheIndex, Decision
+from mummufs.core.index import CacheIndex
 from mummufs.core.manifest import RangeTable
 from mummufs.core.plan import window_key
 from mummufs.core.ranges import ByteRange, RangeKey, Version
+from mummufs.core.states import DECLINED, Decision
 from mummufs.core.stats import Counters
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.flight import PIECE_MAX_BYTES, Flight, read_piece

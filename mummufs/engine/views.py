@@ -14,9 +14,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 
-from mummufs.core.index import CacheIndex, State
+from mummufs.core.index import CacheIndex
 from mummufs.core.manifest import RangeTable
 from mummufs.core.ranges import Version
+from mummufs.core.states import State
 from mummufs.core.stats import Counters
 from mummufs.store.storedrange import StoredRange
 

@@ -20,10 +20,11 @@ from typing import Any, TypeVar, TypeVarTuple
 import trio
 import trio.testing
 
-from mummufs.core.index import CacheIndex, State
+from mummufs.core.index import CacheIndex
 from mummufs.core.manifest import RangeTable
 from mummufs.core.plan import window_key
 from mummufs.core.ranges import RangeKey
+from mummufs.core.states import State
 from mummufs.engine.cache import Cache
 from mummufs.engine.overlay import Handle
 from mummufs.engine.service import Service, ServiceOptions
