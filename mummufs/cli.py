@@ -11,6 +11,7 @@ from mummufs.commands.install_helper import install_helper
 from mummufs.commands.mount import mount
 from mummufs.commands.output import printable
 from mummufs.commands.pin import evict, pin, unpin
+from mummufs.commands.profile import profile
 from mummufs.commands.ranges import ranges
 from mummufs.commands.residency import residency
 from mummufs.commands.status import status
@@ -62,7 +63,7 @@ def cli() -> None:
     """Serve a model on a slow volume from the NVMe, range by range."""
 
 
-for command in (mount, umount, status, ranges, verify, install_helper):
+for command in (mount, umount, status, ranges, verify, profile, install_helper):
     cli.add_command(command)
 for command in (warm, pin, unpin, evict, residency):
     cli.add_command(command)

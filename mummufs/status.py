@@ -12,8 +12,10 @@ from mummufs.backends.fuse.operations import Operations
 from mummufs.backends.fuse.session import MAX_TASKS
 from mummufs.backends.fuse.tuning import Tuned
 from mummufs.config import MountConfig
+from mummufs.engine.heatkeeper import HeatKeeper
 from mummufs.engine.scrub import Scrub
 from mummufs.engine.service import Service
+from mummufs.store.written import Purpose
 from mummufs.storecontrol import placement_status
 
 SCHEMA = 1
@@ -52,6 +54,8 @@ def status(
         "reads": asdict(counters.reads),
         "fills": asdict(counters.fills),
         "evictions": asdict(counters.evictions),
+        "wear": _wear(service),
+        "heat": None if service.heat is None else _heat(service.heat),
         "source_reads": asdict(counters.source_reads),
         "errors": asdict(counters.errors),
         **placement_status(service.placement),
@@ -109,6 +113,7 @@ def _options(config: MountConfig, service: Service) -> dict[str, Any]:
         "attr_timeout_s": config.attr_timeout_s,
         "settle_s": config.settle_s,
         "policy": config.policy,
+        "write_budget_bytes_per_day": config.write_budget_bytes or None,
         "source_timeout_s": config.source_timeout_s,
         "offline_reads": config.offline_reads,
         "verify": config.verify,
@@ -134,10 +139,39 @@ def _store(config: MountConfig, service: Service) -> dict[str, Any]:
         "filling": service.cache.filler.flights,
         "filling_bytes": index.filling_bytes,
         "evicting": index.evicting,
-        "tables_bytes": index.overhead_bytes,
+        "tables_bytes": service.cache.store.tables_bytes,
+        "heat_bytes": service.cache.store.heat.bytes,
         "headroom_bytes": service.cache.index.headroom_bytes,
         "pinned": index.pinned,
         "pinned_bytes": index.pinned_bytes,
+    }
+
+
+def _wear(service: Service) -> dict[str, Any] | None:
+    """What was written to the store, in all and by purpose, for what it has served; and what is left of the budget."""
+    if service.cache is None or service.wear is None:
+        return None
+    written, served = service.cache.store.written, service.counters.reads.hit_bytes
+    budget = service.wear.statistics()
+    return {
+        "written_bytes": written.total,
+        **{f"{purpose.value}_bytes": written.of(purpose) for purpose in Purpose},
+        "served_bytes": served,
+        "written_per_served": round(written.total / served, 4) if served else None,
+        "budget_left_bytes": None if budget is None else budget.left_bytes,
+        "budget_heat_needed": None if budget is None else budget.heat_needed,
+    }
+
+
+def _heat(heat: HeatKeeper) -> dict[str, Any]:
+    """What is remembered for the next mount, and what of the last one."""
+    return {
+        "loaded": heat.loaded,
+        "recalled": heat.recalled,
+        "saved_ranges": heat.records,
+        "saves": heat.saves,
+        "saves_failed": heat.failed,
+        "saved_ago_s": heat.saved_ago_s,
     }
 
 

@@ -31,7 +31,7 @@ from mummufs.engine.jobs import Job, JobState
 from mummufs.engine.pins import PINNED_SHARE_MAX, PinChange, TooMuchPinnedError
 from mummufs.engine.placement import Evicted, Look, Placement
 from mummufs.engine.selection import ALL
-from mummufs.engine.warmer import Tally, Target, WarmProgress
+from mummufs.engine.warmprogress import Tally, Target, WarmProgress
 from mummufs.store.pins import PATTERN_CHARS_MAX
 from mummufs.units import format_size
 

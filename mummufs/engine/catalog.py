@@ -204,7 +204,7 @@ class Catalog:
         except (OSError, RangeFileError) as error:
             self._counters.errors.store += 1
             log.warning("%s: its range table is not kept: %s", _shown(node), error)
-        self._cache.index.set_overhead(self._cache.store.tables_bytes)
+        self._cache.index.set_overhead(self._cache.store.overhead_bytes)
         self._cache.evictor.wake()
 
     async def _fill_early(self, node: Node, file: SourceFile, table: RangeTable) -> None:

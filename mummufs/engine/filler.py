@@ -39,6 +39,7 @@ from mummufs.engine.landing import Landing
 from mummufs.engine.resident import Resident
 from mummufs.engine.schedule import Schedule
 from mummufs.engine.threads import Pools
+from mummufs.engine.wear import Wear
 from mummufs.source.base import Attributes, SourceFile
 from mummufs.source.hints import will_need
 from mummufs.source.local import refuse_written
@@ -57,7 +58,6 @@ MERGE_GAP_BYTES = 1 << 20
 """Windows closer than this are read together, and what lies between as well: it costs less than a seek."""
 MERGE_MAX_BYTES = 32 << 20
 """The most that is read together."""
-
 log = logging.getLogger(__name__)
 
 
@@ -104,6 +104,8 @@ class Filler:
         """Who reads the source next."""
         self.noticed: Callable[[SourceFile, Attributes], None] | None = None
         """Told when a file turns out to have another version than a flight was started for."""
+        self.wear: Wear | None = None
+        """Has a say in what may be written."""
         self.open_for_fills = False
         """Off until the store's contents are accounted for, and while the mount ends."""
         self.in_flight_bytes = 0
@@ -204,6 +206,8 @@ class Filler:
             plan = self._index.plan_fill(key, charge_of(key.size), version)
             if plan.decision in DECLINED:
                 fills.declined += 1
+            elif self.wear is not None and self.wear.declines(key, plan.decision, self.in_flight_bytes + size):
+                fills.budget_declined += 1
             elif plan.decision is not Decision.PRESENT:
                 self._evictor.evict_nowait(plan.victims)
                 accepted[key] = plan.decision is Decision.READY

@@ -28,7 +28,8 @@ from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Handle, Overlay
 from mummufs.engine.places import Places, matches, shown
 from mummufs.engine.selection import ALL, STEP, Selection
-from mummufs.engine.warmer import Target, Warmer
+from mummufs.engine.warmer import Warmer
+from mummufs.engine.warmprogress import Target
 from mummufs.store.layout import charge_of
 from mummufs.store.pins import PINS_BYTES_MAX, PINS_MAX, Pin, pack_pins, unpack_pins
 
@@ -210,6 +211,7 @@ class Pins:
             except OSError as failed:
                 log.warning("the file of pins cannot be set aside: %s", failed)
             return
+        self._cache.index.set_overhead(self._cache.store.overhead_bytes)
         for pin in pins:
             if pin.source == self._overlay.nodes.root.file:
                 self._pins.setdefault(pin.path, []).append(pin.ranges)
@@ -337,6 +339,7 @@ class Pins:
         except OSError as error:
             self._counters.errors.store += 1
             raise MummufsError(f"the pins cannot be written to the store: {error.strerror or error}") from None
+        self._cache.index.set_overhead(self._cache.store.overhead_bytes)
         self._pins = pins
 
     # ------------------------------------------------------------------ windows

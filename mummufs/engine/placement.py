@@ -27,7 +27,8 @@ from mummufs.engine.pins import PinChange, Pins
 from mummufs.engine.places import Places, shown
 from mummufs.engine.selection import STEP, Selection
 from mummufs.engine.threads import Pools
-from mummufs.engine.warmer import Tally, Warmer
+from mummufs.engine.warmer import Warmer
+from mummufs.engine.warmprogress import Tally
 from mummufs.source.base import Source
 from mummufs.store.layout import charge_of
 

@@ -23,19 +23,15 @@ from __future__ import annotations
 
 import errno
 import logging
-from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 import trio
 
 from mummufs.core.errors import MummufsError
 from mummufs.core.ranges import RangeKey, Version
-from mummufs.core.states import DECLINED, State
+from mummufs.core.states import DECLINED, Decision, State
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
 from mummufs.engine.filler import MERGE_MAX_BYTES
@@ -45,6 +41,7 @@ from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Handle
 from mummufs.engine.places import Places, shown
 from mummufs.engine.selection import Selection
+from mummufs.engine.warmprogress import Reason, Tally, Target, WarmProgress
 from mummufs.store.layout import charge_of
 
 IN_FLIGHT_BYTES = 2 * MERGE_MAX_BYTES
@@ -61,82 +58,6 @@ OFFER_TRIES = 3
 """How often a group is offered: readers may take the room that was made for it."""
 
 log = logging.getLogger(__name__)
-
-
-class Reason(Enum):
-    """Why a range that was asked for is not in the store."""
-
-    BUDGET = "budget"
-    """The budget is too small: everything that could make room is hotter, pinned, or asked for too."""
-    SETTLING = "settling"
-    """Its file has only just changed, or somebody has it open for writing."""
-    SOURCE = "source"
-    """The source failed, or the file changed meanwhile."""
-    STORE = "store"
-    """The store is at fault, or its file system is full."""
-    UNKNOWN = "unknown"
-    """Its file has no such range: the profile is of another version."""
-
-
-class Target(NamedTuple):
-    """A file to warm.
-
-    Attributes:
-        path: below the source.
-        windows: offset and size of each window that is meant, one after the other; None for all.
-    """
-
-    path: bytes
-    windows: array[int] | None = None
-
-
-@dataclass
-class Tally:
-    """Some ranges, and the bytes of their windows."""
-
-    ranges: int = 0
-    bytes: int = 0
-
-    def add(self, size: int) -> None:
-        """One more."""
-        self.ranges += 1
-        self.bytes += size
-
-
-@dataclass
-class WarmProgress:
-    """How far a warm is.
-
-    Attributes:
-        counted: whether `asked` is all that was asked for.
-        files, files_done: to be gone through, and gone through.
-        without_ranges: files that no format recognises, or that have no range of the names asked for.
-        failed_files: files that could not be opened.
-        asked: ranges asked for.
-        resident: of these, found or brought into the store.
-        filled: of these, brought.
-        declined: the others, by reason.
-    """
-
-    counted: bool = False
-    files: int = 0
-    files_done: int = 0
-    without_ranges: int = 0
-    failed_files: int = 0
-    error: str = ""
-    asked: Tally = field(default_factory=Tally)
-    resident: Tally = field(default_factory=Tally)
-    filled: Tally = field(default_factory=Tally)
-    declined: dict[Reason, Tally] = field(default_factory=dict)
-
-    def decline(self, size: int, reason: Reason) -> None:
-        """A range could not be brought."""
-        self.declined.setdefault(reason, Tally()).add(size)
-
-    @property
-    def looked_at_bytes(self) -> int:
-        """Bytes of what is settled, one way or the other."""
-        return self.resident.bytes + sum(tally.bytes for tally in self.declined.values())
 
 
 class Warmer:
@@ -275,7 +196,7 @@ class _Warm:
         size = sum(key.size for key in group)
         await self._land(max(0, IN_FLIGHT_BYTES - size))
         for _ in range(OFFER_TRIES):
-            group = self._refused(group, version, handle.node)
+            group = self._let_in(group, version, handle.node)
             if not group:
                 return
             while self._filler.is_full(size) and self._filler.flights:
@@ -296,7 +217,7 @@ class _Warm:
         for key in group:
             self._decline(key, version)
 
-    def _refused(self, group: Sequence[RangeKey], version: Version, node: Node) -> list[RangeKey]:
+    def _let_in(self, group: Sequence[RangeKey], version: Version, node: Node) -> list[RangeKey]:
         """Those of a group that may be offered; the others are counted, by what stands in their way."""
         reason = None
         if node.stale:
@@ -305,11 +226,17 @@ class _Warm:
             reason = Reason.SETTLING
         elif not self._filler.is_taking or not self._filler.open_for_fills:
             reason = Reason.STORE
-        if reason is None:
-            return list(group)
+        let_in: list[RangeKey] = []
+        wear, promised = self._filler.wear, self._filler.in_flight_bytes
         for key in group:
-            self._progress.decline(key.size, reason)
-        return []
+            if reason is not None:
+                self._progress.decline(key.size, reason)
+            elif wear is not None and wear.declines(key, Decision.READY, promised):
+                self._progress.decline(key.size, Reason.WRITE_BUDGET)
+            else:
+                let_in.append(key)
+                promised += key.size
+        return let_in
 
     def _decline(self, key: RangeKey, version: Version) -> None:
         """A range that was offered in vain."""

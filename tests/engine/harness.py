@@ -288,6 +288,7 @@ async def engine(
     settle_s: float = 0.0,
     wall_ns: Callable[[], int] = lambda: WALL_NS,
     read_around: bool = False,
+    write_budget_bytes: int = 0,
     scan: bool = False,
     hold_scan: bool = False,
 ) -> AsyncIterator[Engine]:
@@ -305,6 +306,7 @@ async def engine(
         policy=policy,
         open_max=open_max,
         read_around=read_around,
+        write_budget_bytes=write_budget_bytes,
     )
     store = RangeStore(fs or RealOs(store_dir))
     service = _WatchedService(

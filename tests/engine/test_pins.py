@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from mummufs.core.states import State
 
 from mummufs.core.errors import MummufsError
+from mummufs.core.states import State
 from mummufs.engine.jobs import Job
 from mummufs.engine.pins import PINNED_SHARE_MAX, PinChange, TooMuchPinnedError
 from mummufs.engine.placement import Evicted, Look, Residency

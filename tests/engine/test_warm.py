@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import trio
-from mummufs.core.states import State
 
 from mummufs.core.errors import MummufsError
 from mummufs.core.manifest import Manifest, ManifestRange, RangeTable
+from mummufs.core.states import State
 from mummufs.engine.jobs import KEPT_MAX, WAITING_MAX, Job, JobState
 from mummufs.engine.placement import Placement
-from mummufs.engine.warmer import SETTLE_WAIT_S, Reason, Target, WarmProgress
+from mummufs.engine.warmer import SETTLE_WAIT_S
+from mummufs.engine.warmprogress import Reason, Target, WarmProgress
 from mummufs.source.memory import MemorySource
 from mummufs.store.layout import charge_of
 from tests.engine.harness import KIB, WALL_NS, Engine, FakeParser, FaultyOs, contents, engine
