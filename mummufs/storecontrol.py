@@ -85,7 +85,7 @@ def placement_status(placement: Placement | None) -> dict[str, Any]:
             "asked_bytes": pins.asked_bytes,
             "allowed_bytes": pins.allowed_bytes,
             "ranges_left_out": pins.left_out,
-            "files_set_aside": pins.set_aside,
+            "files_set_aside": pins.kept.set_aside,
         },
     }
 

@@ -11,11 +11,13 @@ file has grown or the budget is smaller than it was, the first windows of it are
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVarTuple
+from typing import NamedTuple, TypeVarTuple
 
 import trio
 
@@ -23,20 +25,25 @@ from mummufs.core.errors import MummufsError
 from mummufs.core.ranges import FileId, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
-from mummufs.engine.gate import StoreLateError
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Handle, Overlay
+from mummufs.engine.pinfile import PatternsByPath, PinFile
 from mummufs.engine.places import Places, matches, shown
 from mummufs.engine.selection import ALL, STEP, Selection
 from mummufs.engine.warmer import Warmer
 from mummufs.engine.warmprogress import Target
 from mummufs.store.layout import charge_of
-from mummufs.store.pins import PINS_BYTES_MAX, PINS_MAX, Pin, pack_pins, unpack_pins
 
 PINNED_SHARE_MAX = 0.9
 """The share of the budget that may be pinned: the rest is for everything else that is read."""
 RECALL_S = 10.0
 """How long fills wait, when a mount begins, for the pins of earlier ones to be found again."""
+
+LOAD_RETRY_S = 10.0
+"""Pause before a file of pins that could not be read is tried again."""
+
+GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP))
+"""What opening a path says that leads to no regular file any more. Anything else may pass, and pins stay."""
 
 log = logging.getLogger(__name__)
 
@@ -76,11 +83,20 @@ class Pinned:
             self.charges[key] = charge_of(key.size)
             self.bytes += self.charges[key]
 
-    def cut(self, limit: int) -> None:
+    async def cut(self, limit: int) -> None:
         """Leave out the last ones that pass a limit, in bytes of the budget."""
         while self.charges and self.bytes > limit:
             self.bytes -= self.charges.popitem()[1]
             self.left_out += 1
+            if self.left_out % STEP == 0:
+                await trio.lowlevel.checkpoint()
+
+
+class Absent(NamedTuple):
+    """Ranges that are not in the store: offset and size of each, one after the other, and the sum of the sizes."""
+
+    windows: array[int]
+    bytes: int
 
 
 @dataclass
@@ -105,16 +121,15 @@ class Pins:
         self._warmer = warmer
         self._counters = counters
         self._overlay = overlay
-        self._others: list[Pin] = []
-        """Pins of other sources that this store has served."""
-        self._pins: dict[bytes, list[str]] = {}
+        self.kept = PinFile(cache, counters)
+        self._pins: PatternsByPath = {}
         self._pinned: dict[bytes, Pinned] = {}
         self._changing = trio.Lock()
         self._renewing: bytes | None = None
         self._again: dict[bytes, None] = {}
         self._wake = trio.Event()
         self.recalled = trio.Event()
-        self.set_aside = 0
+        """Set when what is pinned is known, as far as it can be."""
         self.left_out = 0
 
     # ------------------------------------------------------------------ looking
@@ -142,24 +157,29 @@ class Pins:
             for pattern in self._pins[path]
         ]
 
-    async def absent_of(self, pinned: Pinned) -> list[RangeKey]:
+    async def absent_of(self, pinned: Pinned) -> Absent:
         """The ranges of these that are not in the store."""
-        absent = []
+        windows, size = array("Q"), 0
         for i, key in enumerate(list(pinned.charges)):
             if pinned.version is None or not self._cache.index.is_resident(key, pinned.version):
-                absent.append(key)
+                windows.extend(key[1:])
+                size += key.size
             if i % STEP == STEP - 1:
                 await trio.lowlevel.checkpoint()
-        return absent
+        return Absent(windows, size)
 
     # ------------------------------------------------------------------ an earlier mount's
 
     async def run(self) -> None:
         """Take up the pins of earlier mounts; then those again whose files have changed, until cancelled."""
-        try:
-            await self._guarded(self._take_up)
-        finally:
-            self.recalled.set()
+        while not self.kept.loaded:
+            await self._guarded(self._load)
+            if not self.kept.loaded:
+                self.recalled.set()
+                await trio.sleep(LOAD_RETRY_S)
+        for path in list(self._pins):
+            await self._guarded(self._renew, path)
+        self.recalled.set()
         await self._warmer.ready.wait()
         await self._guarded(self._warm_absent, list(self._pinned))
         while True:
@@ -179,11 +199,6 @@ class Pins:
             self._counters.errors.handler += 1
             log.exception("the pins: a fault of ours")
 
-    async def _take_up(self) -> None:
-        await self._load()
-        for path in list(self._pins):
-            await self._guarded(self._renew, path)
-
     def known(self, node: Node) -> None:
         """The windows of a version of a file have been found. If it is pinned, these may be others than so far."""
         if not self._pins:
@@ -197,26 +212,7 @@ class Pins:
             self._wake.set()
 
     async def _load(self) -> None:
-        try:
-            data = await self._cache.gate.read(self._cache.store.load_pins)
-            pins = [] if data is None else unpack_pins(data)
-        except (OSError, StoreLateError) as error:
-            log.warning("the pins cannot be read, nothing is pinned in this mount: %s", error)
-            return
-        except MummufsError as error:
-            self.set_aside += 1
-            log.warning("the file of pins is set aside as 'pins.bad', nothing is pinned: %s", error)
-            try:
-                await self._cache.gate.write(self._cache.store.set_pins_aside)
-            except OSError as failed:
-                log.warning("the file of pins cannot be set aside: %s", failed)
-            return
-        self._cache.index.set_overhead(self._cache.store.overhead_bytes)
-        for pin in pins:
-            if pin.source == self._overlay.nodes.root.file:
-                self._pins.setdefault(pin.path, []).append(pin.ranges)
-            else:
-                self._others.append(pin)
+        self._pins = await self.kept.load(self._overlay.nodes.root.file)
 
     async def _renew(self, path: bytes) -> None:
         """Pin the windows that a path has now, and no others of it."""
@@ -230,10 +226,12 @@ class Pins:
                     fresh = await self._windows(handle, patterns)
             except OSError as error:
                 log.warning("%r is pinned and cannot be opened: %s", shown(path), error)
+                if error.errno not in GONE:
+                    return
                 fresh = Pinned()
             finally:
                 self._renewing = None
-            fresh.cut(self.allowed_bytes - self.asked_bytes + self._pinned.get(path, Pinned()).bytes)
+            await fresh.cut(self.allowed_bytes - self.asked_bytes + self._pinned.get(path, Pinned()).bytes)
             if fresh.left_out:
                 self.left_out += fresh.left_out
                 log.warning("%r: %d ranges are not pinned: the budget is too small", shown(path), fresh.left_out)
@@ -249,7 +247,7 @@ class Pins:
             MummufsError: nothing is meant by it, or it cannot be kept.
             OSError: the source's.
         """
-        await self.recalled.wait()
+        await self._ready()
         paths = await self._places.find(wanted)
         async with self._changing:
             fresh: dict[bytes, Pinned] = {}
@@ -264,8 +262,9 @@ class Pins:
             for path in fresh:
                 if ranges not in pins.setdefault(path, []):
                     pins[path].append(ranges)
-            with trio.CancelScope(shield=True):  # what is written down is what is pinned
-                await self._keep(pins)
+            await self.kept.keep(self._overlay.nodes.root.file, pins)
+            self._pins = pins
+            with trio.CancelScope(shield=True):  # what is written down is what is pinned; it takes milliseconds
                 for path, pinned in fresh.items():
                     await self._set(path, pinned)
                     await self._tell(pinned, change)
@@ -277,10 +276,10 @@ class Pins:
         Raises:
             MummufsError: there are none, or it cannot be kept.
         """
-        await self.recalled.wait()
+        await self._ready()
         async with self._changing:
-            pins: dict[bytes, list[str]] = {}
-            gone: list[bytes] = []
+            pins: PatternsByPath = {}
+            gone: dict[bytes, Pinned] = {}
             for path, patterns in self._pins.items():
                 left = patterns
                 if any(matches(one, path) for one in wanted):
@@ -288,37 +287,40 @@ class Pins:
                 if left:
                     pins[path] = left
                 if left != patterns:
-                    gone.append(path)
+                    gone[path] = await self._left(path, left)
             if not gone:
                 made = "" if ranges is None else f" that was made with '{ranges}'"
                 raise MummufsError(f"there is no such pin{made}: `mummufs pin --list` shows them")
+            await self.kept.keep(self._overlay.nodes.root.file, pins)
+            self._pins = pins
             with trio.CancelScope(shield=True):
-                await self._keep(pins)
-                for path in gone:
-                    await self._unpin(path, change)
+                for path, pinned in gone.items():
+                    old = self._pinned.get(path, Pinned())
+                    await self._set(path, pinned)
+                    change.files += 1
+                    change.ranges += len(old.charges) - len(pinned.charges)
+                    change.bytes += old.bytes - pinned.bytes
 
-    async def _unpin(self, path: bytes, change: PinChange) -> None:
-        """Give up what the pins of a path that are gone had pinned."""
-        old = self._pinned.get(path, Pinned())
-        left = Pinned(old.file, old.version)
-        if path in self._pins:
-            try:
+    async def _left(self, path: bytes, patterns: Sequence[str]) -> Pinned:
+        """What is still pinned of a path by these patterns."""
+        if patterns:
+            with contextlib.suppress(OSError):
                 async with self._places.opened(path) as handle:
-                    left = await self._windows(handle, self._pins[path])
-            except OSError:
-                left = Pinned()
-        await self._set(path, left)
-        change.files += 1
-        change.ranges += len(old.charges) - len(left.charges)
-        change.bytes += old.bytes - left.bytes
+                    return await self._windows(handle, patterns)
+        return Pinned()
+
+    async def _ready(self) -> None:
+        await self.recalled.wait()
+        if not self.kept.loaded:
+            raise MummufsError("the pins of earlier mounts cannot be read from the store: see its log, and try again")
 
     async def _tell(self, pinned: Pinned, change: PinChange) -> None:
         absent = await self.absent_of(pinned)
         change.files += 1
         change.ranges += len(pinned.charges)
         change.bytes += pinned.bytes
-        change.absent_ranges += len(absent)
-        change.absent_bytes += sum(key.size for key in absent)
+        change.absent_ranges += len(absent.windows) // 2
+        change.absent_bytes += absent.bytes
 
     def _check_room(self, fresh: dict[bytes, Pinned]) -> None:
         before = self.asked_bytes
@@ -327,27 +329,13 @@ class Pins:
         if before + asked > self.allowed_bytes:
             raise TooMuchPinnedError(before, asked, self.allowed_bytes)
 
-    async def _keep(self, pins: dict[bytes, list[str]]) -> None:
-        """Write the pins down, and take them for what is pinned."""
-        root = self._overlay.nodes.root.file
-        entries = [*self._others, *(Pin(root, path, ranges) for path, patterns in pins.items() for ranges in patterns)]
-        data = pack_pins(entries)
-        if len(entries) > PINS_MAX or len(data) > PINS_BYTES_MAX:
-            raise MummufsError(f"these would be {len(entries)} pins, more than the limit of {PINS_MAX}")
-        try:
-            await self._cache.gate.write(self._cache.store.save_pins, data)
-        except OSError as error:
-            self._counters.errors.store += 1
-            raise MummufsError(f"the pins cannot be written to the store: {error.strerror or error}") from None
-        self._cache.index.set_overhead(self._cache.store.overhead_bytes)
-        self._pins = pins
-
     # ------------------------------------------------------------------ windows
 
     async def _windows(self, handle: Handle, patterns: Iterable[str]) -> Pinned:
         """The windows of an open file whose names match one of these patterns."""
         node = handle.node
-        found = Pinned(node.file, node.version)
+        is_known = node.parsed == node.version  # else its header could not be read, and may be another time
+        found = Pinned(node.file, node.version) if is_known else Pinned()
         for pattern in patterns:
             async for key in Selection(pattern).keys(node):
                 found.add(key)
@@ -375,8 +363,8 @@ class Pins:
         targets = []
         for path in paths:
             absent = await self.absent_of(self._pinned.get(path, Pinned()))
-            if absent:
-                targets.append(Target(path, array("Q", [n for key in absent for n in key[1:]])))
+            if absent.windows:
+                targets.append(Target(path, absent.windows))
         if not targets:
             return ""
         try:

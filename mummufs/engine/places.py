@@ -14,6 +14,8 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from fnmatch import translate
 
+import trio
+
 from mummufs.core.errors import MummufsError
 from mummufs.engine.catalog import Catalog
 from mummufs.engine.overlay import Handle, Overlay
@@ -28,6 +30,8 @@ DEPTH_MAX = 64
 """Folders below one another that are gone into."""
 LINKS_MAX = 8
 """Symlinks that follow one another."""
+STEP = 256
+"""Names looked at between two checkpoints."""
 
 
 class NotThereError(MummufsError):
@@ -120,12 +124,16 @@ class _Search:
                 return
             path = target
         self.files[path] = None
+        if len(self.files) % STEP == 0:
+            await trio.lowlevel.checkpoint()
         if len(self.files) > FILES_MAX:
             raise MummufsError(f"more than {FILES_MAX} files are meant: name fewer at a time")
 
     async def _match(self, folder: bytes, pattern: Pattern, states: frozenset[int], depth: int = 0) -> None:
         """What a pattern matches below a folder, which has brought it to these states."""
-        for name, found in await self._entries(folder):
+        for i, (name, found) in enumerate(await self._entries(folder), 1):
+            if i % STEP == 0:
+                await trio.lowlevel.checkpoint()
             path, after = join(folder, name), pattern.after(states, name)
             if pattern.is_met(after):
                 await self._take(path, found, depth + 1)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
@@ -165,7 +166,7 @@ class _Warm:
 
     async def _keys(self, target: Target, node: Node) -> AsyncIterator[RangeKey]:
         """The ranges of a file that are meant, in order of offset, in steps."""
-        windows = None if target.windows is None else set(zip(target.windows[::2], target.windows[1::2], strict=True))
+        windows = await _set_of(target.windows)
         async for key in self._selection.keys(node):
             if windows is None or (key.offset, key.size) in windows:
                 yield key
@@ -317,3 +318,15 @@ class _Warm:
             and index.heat(key) < HEAT_OF_ONE_TOUCH
             and not self._filler.has(key)
         )
+
+
+async def _set_of(windows: array[int] | None) -> set[tuple[int, int]] | None:
+    """Windows for look-up, made in steps."""
+    if windows is None:
+        return None
+    found: set[tuple[int, int]] = set()
+    for i in range(0, len(windows), 2 * STEP):
+        part = windows[i : i + 2 * STEP]
+        found.update(zip(part[::2], part[1::2], strict=True))
+        await trio.lowlevel.checkpoint()
+    return found

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from trio.testing import MockClock
 
 from mummufs.core.errors import MummufsError
 from mummufs.core.states import State
 from mummufs.engine.jobs import Job
-from mummufs.engine.pins import PINNED_SHARE_MAX, PinChange, TooMuchPinnedError
+from mummufs.engine.pins import LOAD_RETRY_S, PINNED_SHARE_MAX, PinChange, TooMuchPinnedError
 from mummufs.engine.placement import Evicted, Look, Residency
 from mummufs.source.memory import MemorySource
 from mummufs.store.layout import charge_of
@@ -192,7 +193,7 @@ async def test_a_corrupt_file_of_pins_is_set_aside(
     (tmp_path / PINS_NAME).write_bytes(damage)
     async with engine(source, tmp_path, parser) as e:
         await e.idle()
-        assert placement(e).pins.set_aside == 1
+        assert placement(e).pins.kept.set_aside == 1
         assert (tmp_path / PINS_ASIDE_NAME).read_bytes() == damage
         assert "set aside as 'pins.bad'" in caplog.text
         await pin(e)
@@ -207,6 +208,21 @@ async def test_pins_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
         with pytest.raises(MummufsError, match="the pins cannot be written to the store"):
             await pin(e)
         assert await pinned(e) == []
+
+
+async def test_pins_that_cannot_be_read_are_not_written_over(tmp_path: Path, mock_clock: MockClock) -> None:
+    source, parser = model()
+    pins = {"mummufs_pins": 1, "pins": [{"source": [1, 1], "path": "model", "ranges": "blk.0.*"}]}
+    (tmp_path / PINS_NAME).write_text(json.dumps(pins))
+    fs = FaultyOs(tmp_path)
+    fs.fails = lambda name, _: name == "read"
+    async with engine(source, tmp_path, parser, fs=fs) as e:
+        with pytest.raises(MummufsError, match="the pins of earlier mounts cannot be read"):
+            await pin(e)
+        fs.fails = lambda *_: False
+        mock_clock.jump(LOAD_RETRY_S)
+        await warmed(e)
+        assert await pinned(e) == [0, 1]
 
 
 async def test_the_pins_of_another_source_are_kept(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from mummufs.core.states import State
 from mummufs.engine.jobs import KEPT_MAX, WAITING_MAX, Job, JobState
 from mummufs.engine.placement import Placement
 from mummufs.engine.warmer import SETTLE_WAIT_S
-from mummufs.engine.warmprogress import Reason, Target, WarmProgress
+from mummufs.engine.warmprogress import Reason, Tally, Target, WarmProgress
 from mummufs.source.memory import MemorySource
 from mummufs.store.layout import charge_of
 from tests.engine.harness import KIB, WALL_NS, Engine, FakeParser, FaultyOs, contents, engine
@@ -213,6 +213,16 @@ async def test_a_store_that_fails_is_a_reason(tmp_path: Path) -> None:
         fs.fails = lambda name, _: name == "write"
         done = await ended(e, start(e))
         assert done.declined[Reason.STORE].ranges == COUNT
+
+
+async def test_the_write_budget_is_a_reason(tmp_path: Path) -> None:
+    source, parser = model()
+    async with engine(source, tmp_path, parser, write_budget_bytes=10 * charge_of(WINDOW)) as e:
+        done = await ended(e, start(e))
+        assert 0 < done.filled.ranges < COUNT
+        assert done.declined == {Reason.WRITE_BUDGET: Tally(COUNT - done.filled.ranges, len(DATA) - done.filled.bytes)}
+        assert e.counters.fills.budget_declined == 0, "none was offered in vain"
+        e.check()
 
 
 async def test_a_file_that_has_just_changed_is_waited_for(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
