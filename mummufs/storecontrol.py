@@ -104,7 +104,7 @@ def warm_progress(job: Job[WarmProgress]) -> dict[str, Any]:
         "files_without_ranges": progress.without_ranges,
         "files_failed": progress.failed_files,
         "last_error": progress.error or None,
-        "bytes_looked_at": progress.looked_at_bytes,
+        "looked_at_bytes": progress.looked_at_bytes,
         **_tally("asked", progress.asked),
         **_tally("resident", progress.resident),
         **_tally("filled", progress.filled),

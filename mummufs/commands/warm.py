@@ -90,9 +90,11 @@ def _watch(mountpoint: Path, job: int, *, quiet: bool) -> dict[str, Any]:
         task = bar.add_task("warming", total=None)
         while True:
             found = control.request(mountpoint, "warm_progress", job=job)
-            what = "waiting for another warm" if found["state"] == "waiting" else "warming"
             total = found["asked_bytes"] if found["counted"] else None
-            bar.update(task, description=what, completed=found["bytes_looked_at"], total=total)
+            what = "looking at the files" if total is None else "warming"
+            if found["state"] == "waiting":
+                what = "waiting for another warm"
+            bar.update(task, description=what, completed=found["looked_at_bytes"], total=total)
             if found["state"] == "ended":
                 return dict(found)
             time.sleep(POLL_S)

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from mummufs import control
 from mummufs.cli import cli
 from mummufs.commands import located as located_module
+from mummufs.commands.status import _readable
 from mummufs.commands.warm import choose
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.mountinfo import MountEntry
@@ -28,7 +29,7 @@ WARM = {
     "files_without_ranges": 1,
     "files_failed": 0,
     "last_error": None,
-    "bytes_looked_at": 6 << 20,
+    "looked_at_bytes": 6 << 20,
     "asked_ranges": 6,
     "asked_bytes": 6 << 20,
     "resident_ranges": 4,
@@ -419,3 +420,9 @@ def test_a_usage_error_is_one(daemon: Daemon) -> None:
     with pytest.raises(UsageError):
         located_module.located([])
     assert os.path.isabs(located_module._real("x"))
+
+
+def test_what_was_declined_is_readable_in_a_status() -> None:
+    declined = {"budget": {"ranges": 2, "bytes": 2 << 20}, "source": {"ranges": 1, "bytes": 10}}
+    assert _readable("declined", declined) == "budget ranges 2, bytes 2.0 MiB, source ranges 1, bytes 10 B"
+    assert _readable("declined", {}) == "-"
