@@ -1,10 +1,11 @@
 """The warmer: brings ranges into the store that nobody has read yet, because somebody has asked for them.
 
 Theory of operation. One warm runs at a time; a few more wait (`jobs`). It goes through its files twice: first to count
-what is asked for, then to fill what is absent, in order of offset, in groups that the filler merges into passes of up
-to 32 MiB. Its reads have the lowest turn of all (`schedule`), so a reader never waits for more than the piece that is
-being read; and it has no more than IN_FLIGHT_BYTES in the air. What is resident is passed over, so a warm that was
-stopped goes on where it was when it is asked for again.
+what is asked for, then to fill what is absent, in order of offset, in groups that are one pass of up to 32 MiB each.
+One pass is read at a time, so that the head does not go to and fro, and others are written meanwhile, IN_FLIGHT_BYTES
+in all. Its reads have the lowest turn of all (`schedule`), so a reader never waits for more than the piece of a few MiB
+that is being read. What is resident is passed over, so a warm that was stopped goes on where it was when it is asked
+for again.
 
 What a warm may take. It is a request, not a read: it gives a range no heat, and what it brings is the first to go
 again if nobody reads it. So it
@@ -35,7 +36,7 @@ from mummufs.core.ranges import RangeKey, Version
 from mummufs.core.states import DECLINED, Decision, State
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
-from mummufs.engine.filler import MERGE_MAX_BYTES
+from mummufs.engine.filler import MERGE_GAP_BYTES, MERGE_MAX_BYTES
 from mummufs.engine.flight import Flight
 from mummufs.engine.jobs import Job, Jobs
 from mummufs.engine.nodes import Node
@@ -176,24 +177,24 @@ class _Warm:
     async def _fill(self, target: Target, handle: Handle) -> bool:
         """Fill what is asked of a file."""
         group: list[RangeKey] = []
-        size = 0
         version = handle.node.version
         await trio.sleep(min(SETTLE_WAIT_S, max(0.0, self._filler.settles_in_s(version))))
         async for key in self._keys(target, handle.node):
             if self._index.is_resident(key, version):
                 self._progress.resident.add(key.size)
                 continue
-            if size + key.size > MERGE_MAX_BYTES:
+            if group and not _is_one_pass(group, key):
                 await self._bring(group, version, handle)
-                group, size = [], 0
+                group = []
             group.append(key)
-            size += key.size
         await self._bring(group, version, handle)
         await self._land(0)
         return True
 
     async def _bring(self, group: Sequence[RangeKey], version: Version, handle: Handle) -> None:
         """Have a group of ranges brought, as far as there is room for them."""
+        for _, flight in list(self._in_the_air.values()):
+            await flight.wait_ended()
         size = sum(key.size for key in group)
         await self._land(max(0, IN_FLIGHT_BYTES - size))
         for _ in range(OFFER_TRIES):
@@ -204,19 +205,23 @@ class _Warm:
                 await self._filler.wait_landing()
             fits = await self._make_room(group)
             self._filler.offer_all_nowait(fits, version, handle.file, lowest=True)
-            left = []
-            for key in group:
-                flight = self._filler.flight(key, version)
-                if flight is not None:
-                    self._in_the_air[key] = version, flight
-                    self._in_the_air_bytes += key.size
-                else:
-                    left.append(key)
+            group = self._left_of(group, version)
             if not fits:
                 break
-            group = left
         for key in group:
             self._decline(key, version)
+
+    def _left_of(self, group: Sequence[RangeKey], version: Version) -> list[RangeKey]:
+        """Those of a group that are not on their way, now that it was offered. The others are looked after."""
+        left = []
+        for key in group:
+            flight = self._filler.flight(key, version)
+            if flight is None:
+                left.append(key)
+                continue
+            self._in_the_air[key] = version, flight
+            self._in_the_air_bytes += key.size
+        return left
 
     def _let_in(self, group: Sequence[RangeKey], version: Version, node: Node) -> list[RangeKey]:
         """Those of a group that may be offered; the others are counted, by what stands in their way."""
@@ -318,6 +323,12 @@ class _Warm:
             and index.heat(key) < HEAT_OF_ONE_TOUCH
             and not self._filler.has(key)
         )
+
+
+def _is_one_pass(group: Sequence[RangeKey], key: RangeKey) -> bool:
+    """Whether the filler reads a range in one pass with these before it."""
+    gap = key.offset - (group[-1].offset + group[-1].size)
+    return gap < MERGE_GAP_BYTES and key.offset + key.size - group[0].offset <= MERGE_MAX_BYTES
 
 
 async def _set_of(windows: array[int] | None) -> set[tuple[int, int]] | None:

@@ -17,7 +17,7 @@ from mummufs.engine.warmer import SETTLE_WAIT_S
 from mummufs.engine.warmprogress import Reason, Tally, Target, WarmProgress
 from mummufs.source.memory import MemorySource
 from mummufs.store.layout import charge_of
-from tests.engine.harness import KIB, WALL_NS, Engine, FakeParser, FaultyOs, contents, engine
+from tests.engine.harness import KIB, WALL_NS, Engine, FakeParser, FaultyOs, contents, engine, make_table
 
 WINDOW = 64 * KIB
 COUNT = 24
@@ -123,6 +123,19 @@ async def test_a_reader_goes_first(tmp_path: Path) -> None:
             assert [read.path for read in source.reads] == [b"other"]
             source.release_reads()
         assert (await ended(e, job)).filled.ranges == COUNT
+        e.check()
+
+
+async def test_it_reads_in_pieces_and_one_pass_after_the_other(tmp_path: Path) -> None:
+    """So that a reader waits for a piece at most, and the head does not go to and fro between passes."""
+    mib = 1 << 20
+    spans = [(0, 6 * mib), (8 * mib, 6 * mib), (15 * mib, 6 * mib)]
+    source = MemorySource({b"model": contents(21 * mib)})
+    parser = FakeParser({b"model": make_table(21 * mib, spans)})
+    async with engine(source, tmp_path, parser, budget_bytes=64 * mib) as e:
+        assert (await ended(e, start(e))).filled.ranges == len(spans)
+        found = [(read.offset // mib, read.size // mib) for read in source.reads]
+        assert found == [(0, 4), (4, 2), (8, 4), (12, 2), (15, 4), (19, 2)]
         e.check()
 
 
