@@ -12,6 +12,7 @@ When an open range file is believed is in storedrange.py.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import threading
 from collections.abc import Callable
@@ -189,12 +190,23 @@ class RangeStore:
         self._pins_bytes = page_ceil(len(data))
 
     def load_pins(self) -> bytes | None:
-        """The contents of the file of pins, PINS_BYTES_MAX and one byte of them at most; None where there is none."""
+        """The contents of the file of pins, PINS_BYTES_MAX and one byte of them at most; None where there is none.
+
+        Raises:
+            RangeFileError: there is something else in its place.
+            OSError: it cannot be read.
+        """
         try:
             fd = self._fs.open(PINS_NAME)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise RangeFileError("it is a symlink") from None
+            raise
         try:
+            if not self._fs.state(fd).regular:
+                raise RangeFileError("it is no regular file")
             data = bytearray()
             piece = memoryview(bytearray(PIECE_BYTES))
             while len(data) <= PINS_BYTES_MAX and (n := self._fs.read(fd, piece, len(data))):

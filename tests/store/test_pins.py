@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mummufs.core.errors import MummufsError
+from mummufs.core.errors import MummufsError, RangeFileError
 from mummufs.core.ranges import FileId
 from mummufs.store.osfs import RealOs
 from mummufs.store.pins import (
@@ -113,6 +114,23 @@ def test_the_store_keeps_it_and_sets_it_aside(tmp_path: Path) -> None:
     store.set_pins_aside()
     assert store.load_pins() is None
     assert (tmp_path / PINS_ASIDE_NAME).stat().st_size == 3 << 20
+
+
+@pytest.mark.parametrize("kind", ["directory", "symlink", "fifo"])
+def test_what_is_in_its_place_is_set_aside(tmp_path: Path, kind: str) -> None:
+    store = RangeStore(RealOs(tmp_path))
+    path = tmp_path / PINS_NAME
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "symlink":
+        path.symlink_to("/etc/passwd")
+    else:
+        os.mkfifo(path)
+    with pytest.raises(RangeFileError):
+        store.load_pins()
+    store.set_pins_aside()
+    store.save_pins(b"fresh")
+    assert store.load_pins() == b"fresh"
 
 
 def _document(pins: list[dict[str, object]]) -> bytes:
