@@ -22,7 +22,7 @@ from pathlib import Path
 
 import trio
 
-from mummufs import logs
+from mummufs import logs, storecontrol
 from mummufs.backends.fuse import tuning
 from mummufs.backends.fuse.front import LaneOptions
 from mummufs.backends.fuse.operations import Operations
@@ -154,6 +154,7 @@ class _Daemon:
             "verify_progress": self._verify_progress,
             "verify_stop": self._verify_stop,
             **trace_handlers(self._config, self._service, self._session),
+            **storecontrol.handlers(self._service.placement),
             **profile_handlers(self._service),
         }
         control = ControlServer(self._config.mountpoint, handlers)

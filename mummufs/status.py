@@ -17,6 +17,7 @@ from mummufs.engine.scrub import Scrub
 from mummufs.engine.service import Service
 from mummufs.engine.tracing import Tracing
 from mummufs.store.written import Purpose
+from mummufs.storecontrol import placement_status
 
 SCHEMA = 1
 
@@ -59,6 +60,7 @@ def status(
         "source_reads": asdict(counters.source_reads),
         "errors": asdict(counters.errors),
         "trace": None if service.cache is None else _trace(service.cache.tracing),
+        **placement_status(service.placement),
         "scrub": None if service.scrub is None else scrub_status(service.scrub),
         "lane": None if front is None else _lane(front, operations),
         "gauges": _gauges(service, operations),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol
 
 import trio
@@ -65,10 +66,13 @@ class Catalog:
         self._counters = counters
         self._parsing: dict[Node, Version] = {}
         self._loading: dict[Node, trio.Event] = {}
+        self._parse_ended = trio.Event()
         self._without: OrderedDict[FileId, Version] = OrderedDict()
         self._finishing = 0
         self._early = Grazes()
         self._nursery: trio.Nursery | None = None
+        self.known: Callable[[Node], None] | None = None
+        """Told when the windows of a version of a file have been found."""
         self.parsed = 0
         self.refused = 0
 
@@ -105,13 +109,23 @@ class Catalog:
                 self._nursery.start_soon(self._parse, node, file, version)
                 return
             self._known(node, table, version)
-            del self._parsing[node]
+            self._parsing_ended(node)
         except BaseException:
-            self._parsing.pop(node, None)
+            self._parsing_ended(node)
             raise
         finally:
             self._loading.pop(node).set()
         await self._again(node, file, version)  # not before: it waits for who is loading
+
+    async def wait_parsed(self, node: Node) -> None:
+        """Wait until it is known which windows a file has, or that it cannot be known: `node.ranges` has them then."""
+        while node in self._parsing:
+            await self._parse_ended.wait()
+
+    def _parsing_ended(self, node: Node) -> None:
+        self._parsing.pop(node, None)
+        ended, self._parse_ended = self._parse_ended, trio.Event()
+        ended.set()
 
     def _known(self, node: Node, table: RangeTable | None, version: Version) -> None:
         """The windows of a version of a file have been found."""
@@ -125,6 +139,8 @@ class Catalog:
                 self._without.popitem(last=False)
         if self._views and table is not None and len(table) and not node.stale and node.version == version:
             node.view = self._cache.resident.view(node.file, version, table)
+        if self.known is not None:
+            self.known(node)
 
     def passed_through(self, node: Node, offset: int, size: int) -> None:
         """A read went to the source because the table is not known yet."""
@@ -160,7 +176,7 @@ class Catalog:
             self._counters.errors.handler += 1
             log.exception("%s: parsing failed on a fault of ours", _shown(node))
         finally:
-            self._parsing.pop(node, None)
+            self._parsing_ended(node)
         self._finishing += 1
         try:
             await self._again(node, file, version)

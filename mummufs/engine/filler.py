@@ -160,16 +160,23 @@ class Filler:
             self.read_along_nowait(key, flight.window, version, file, table, used=key.size)
         return flight
 
-    def offer_all_nowait(self, keys: Sequence[RangeKey], version: Version, file: SourceFile) -> None:
+    def offer_all_nowait(
+        self, keys: Sequence[RangeKey], version: Version, file: SourceFile, *, lowest: bool = False
+    ) -> None:
         """Start flights for ranges of one file that are wanted and that nobody waits for, in the order of offsets.
 
-        Those that lie close together are read together.
+        Those that lie close together are read together; if they are `lowest`, after everything else.
         """
         for near in _merged(keys):
             accepted = self._accept(near, version)
             for run in _merged(list(accepted)):  # again: one that was refused in the middle leaves a gap
                 reserved = {key: accepted[key] for key in run}
-                self._take_off(reserved, version, file, None, reads=True, urgent=False)
+                self._take_off(reserved, version, file, None, reads=True, urgent=False, lowest=lowest)
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether the store is in a state to take anything in."""
+        return self._writer.is_open
 
     def is_full(self, size: int) -> bool:
         """Whether a flight of this size would pass the limits now."""
@@ -190,7 +197,7 @@ class Filler:
         for key in keys:
             if key in self._flights:
                 continue
-            if self._is_unsettled(version):
+            if self.settles_in_s(version) > 0:
                 fills.unsettled += 1
                 continue
             if not self._writer.is_open or self.is_full(size + key.size):
@@ -218,12 +225,13 @@ class Filler:
         *,
         reads: bool,
         urgent: bool,
+        lowest: bool = False,
     ) -> Flight | None:
         """Start one flight for these ranges; None where there are none, or no memory."""
         if not accepted or self._nursery is None:
             return None
         try:
-            flight = Flight(list(accepted), version, file, first)
+            flight = Flight(list(accepted), version, file, first, lowest=lowest)
         except (MemoryError, OSError):
             self._counters.fills.dropped += len(accepted)
             for key, reserved in accepted.items():
@@ -351,15 +359,16 @@ class Filler:
             await self.schedule.read(call)
         else:
             counters.background += 1
-            await self.schedule.read_in_turn(flight.keys[0].file, piece.offset, flight.turn(), call)
+            place, go = flight.keys[0].file, flight.turn()
+            await self.schedule.read_in_turn(place, piece.offset, go, call, lowest=flight.lowest)
         counters.bytes += piece.size
 
-    def _is_unsettled(self, version: Version) -> bool:
-        """Whether the file changed so lately that another change might not show in its attributes.
+    def settles_in_s(self, version: Version) -> float:
+        """How long another change of the file might still not show in its attributes; not positive once it would.
 
         The ctime tells: it moves with every change, and unlike the mtime nobody can set it.
         """
-        return self._wall_ns() - version.ctime_ns < self._settle_ns
+        return (version.ctime_ns + self._settle_ns - self._wall_ns()) / 1e9
 
 
 def _read_first_piece(

@@ -27,6 +27,8 @@ from mummufs.engine.heatkeeper import SAVE_S, HeatKeeper
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Overlay
 from mummufs.engine.parse import ChildParser, child_environment, end_child
+from mummufs.engine.pins import RECALL_S
+from mummufs.engine.placement import Placement
 from mummufs.engine.reader import Reader
 from mummufs.engine.resident import OPEN_MAX, Resident
 from mummufs.engine.scrub import Scrub
@@ -139,9 +141,11 @@ class Service:
             offline_reads=options.offline_reads,
         )
 
-        if self.cache is not None:
+        self.placement: Placement | None = None
+        if self.cache is not None and self.catalog is not None:
             self.cache.filler.noticed = self.overlay.noticed
             self.cache.tracing.find = self._path_and_size
+            self.placement = Placement(self.cache, self.catalog, source, self.overlay, self.pools, self.counters)
 
     def _make_cache(self, store: RangeStore, options: ServiceOptions, wall_ns: Callable[[], int]) -> Cache:
         index = CacheIndex(options.budget_bytes, POLICIES[options.policy](options.budget_bytes))
@@ -172,12 +176,13 @@ class Service:
         """
         async with trio.open_nursery() as nursery:
             await nursery.start(self.overlay.run)
-            if self.cache is not None and self.catalog is not None and self.heat is not None:
+            if self.cache and self.catalog and self.heat and self.placement:
                 nursery.start_soon(self.cache.gate.run)
                 nursery.start_soon(self.heat.run)
                 nursery.start_soon(self.cache.evictor.run)
                 await nursery.start(self.cache.filler.run)
                 await nursery.start(self.catalog.run)
+                await nursery.start(self.placement.run)
                 nursery.start_soon(self._take_stock)
             task_status.started()
 
@@ -223,9 +228,14 @@ class Service:
                 log.warning("the scan of the store failed, nothing new is stored until one succeeds: %s", error)
             await trio.sleep(pause_s)
             pause_s = min(RESCAN_S_MAX, 2 * pause_s)
+        if self.placement is not None:
+            with trio.move_on_after(RECALL_S):  # nothing may take the place of what is pinned
+                await self.placement.pins.recalled.wait()
         self.scanned = True
         self.reader.scanning = False
         self.cache.filler.open_for_fills = not self._draining
+        if self.placement is not None:
+            self.placement.warmer.ready.set()
         self.cache.evictor.wake()
 
     async def _scan(self, store_dir: Path) -> None:

@@ -6,6 +6,7 @@
       tables/<32 hex>.tbl          the range table of one file, named by a hash of its identity
       tmp/<32 hex>.<n>.tmp         what is being written
       scrub                        the key of the range that an interrupted scrub proved last: 4 x u64
+      pins                         what is pinned, by path (pins.py)
       heat, heat.bad               which ranges were hot: heatfile.py
 
 A range file is a header of 4 KiB and then the window's bytes, so that these are page-aligned for O_DIRECT and splice.

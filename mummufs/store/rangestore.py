@@ -12,6 +12,7 @@ When an open range file is believed is in storedrange.py.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import threading
 from collections.abc import Callable
@@ -45,12 +46,14 @@ from mummufs.store.layout import (
     unpack_table,
 )
 from mummufs.store.osfs import Os
+from mummufs.store.pins import PINS_ASIDE_NAME, PINS_BYTES_MAX, PINS_NAME
 from mummufs.store.storedrange import Closer, StoredRange, at_once, write_all
 from mummufs.store.written import Purpose, Written
 
 TABLES_BYTES_MAX = 256 << 20
 """All table files together; the ones saved longest ago make room."""
 TABLE_FILE_BYTES_MAX = 65 << 20
+PIECE_BYTES = 1 << 20
 
 
 class RangeStore:
@@ -81,6 +84,7 @@ class RangeStore:
         self._serial = itertools.count(1)
         self._tables_lock = threading.Lock()
         self.written = Written()
+        self._pins_bytes = 0
         for name in DIRECTORIES:
             fs.mkdir(name)
         for name in fs.names(TMP_DIR):
@@ -178,6 +182,44 @@ class RangeStore:
         finally:
             self._fs.close(fd)
 
+    def save_pins(self, data: bytes) -> None:
+        """Keep the contents of the file of pins for the next mount."""
+        self._fs.mkdir(TMP_DIR)
+        name = tmp_name("0" * 32, next(self._serial))
+        self._fs.close(self._write_named(name, PINS_NAME, (memoryview(data), b"")))
+        self._pins_bytes = page_ceil(len(data))
+
+    def load_pins(self) -> bytes | None:
+        """The contents of the file of pins, PINS_BYTES_MAX and one byte of them at most; None where there is none.
+
+        Raises:
+            RangeFileError: there is something else in its place.
+            OSError: it cannot be read.
+        """
+        try:
+            fd = self._fs.open(PINS_NAME)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise RangeFileError("it is a symlink") from None
+            raise
+        try:
+            if not self._fs.state(fd).regular:
+                raise RangeFileError("it is no regular file")
+            data = bytearray()
+            piece = memoryview(bytearray(PIECE_BYTES))
+            while len(data) <= PINS_BYTES_MAX and (n := self._fs.read(fd, piece, len(data))):
+                data += piece[:n]
+            self._pins_bytes = page_ceil(len(data))
+            return bytes(data[: PINS_BYTES_MAX + 1])
+        finally:
+            self._fs.close(fd)
+
+    def set_pins_aside(self) -> None:
+        """Give a file of pins that cannot be read another name; one that was set aside before is lost."""
+        self._fs.rename(PINS_NAME, PINS_ASIDE_NAME)
+
     # ------------------------------------------------------------------ probes
 
     def probe_read(self) -> None:
@@ -264,8 +306,8 @@ class RangeStore:
 
     @property
     def overhead_bytes(self) -> int:
-        """What counts in the budget beside range files: range tables and heat."""
-        return self.tables_bytes + self.heat.bytes
+        """What counts in the budget beside range files: range tables, heat and pins."""
+        return self.tables_bytes + self.heat.bytes + self._pins_bytes
 
     def _write_heat(self, name: str, data: memoryview) -> None:
         self._fs.mkdir(TMP_DIR)

@@ -54,6 +54,7 @@ class Inodes:
             number = self._free_number(node)
             self._nodes[number] = node
             self._numbers[node] = number
+            node.known = True
         return number
 
     def looked_up(self, number: int) -> None:
@@ -80,6 +81,7 @@ class Inodes:
     def _drop(self, number: int) -> Node:
         node = self._nodes.pop(number)
         del self._numbers[node]
+        node.known = False
         return node
 
     def _free_number(self, node: Node) -> int:
