@@ -10,10 +10,16 @@ import mummufs
 from mummufs.commands.install_helper import install_helper
 from mummufs.commands.mount import mount
 from mummufs.commands.output import printable
+from mummufs.commands.pin import evict, pin, unpin
+from mummufs.commands.profile import profile
 from mummufs.commands.ranges import ranges
+from mummufs.commands.residency import residency
+from mummufs.commands.simulate import simulate
 from mummufs.commands.status import status
+from mummufs.commands.trace import trace
 from mummufs.commands.umount import umount
 from mummufs.commands.verify import verify
+from mummufs.commands.warm import warm
 from mummufs.core.errors import MummufsError, UsageError
 
 
@@ -59,8 +65,9 @@ def cli() -> None:
     """Serve a model on a slow volume from the NVMe, range by range."""
 
 
-for command in (mount, umount, status, ranges, verify, install_helper):
+for command in (mount, umount, status, ranges, verify, warm, pin, unpin, evict, residency, profile, trace, simulate):
     cli.add_command(command)
+cli.add_command(install_helper)
 
 
 def main() -> None:

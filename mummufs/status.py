@@ -12,8 +12,12 @@ from mummufs.backends.fuse.operations import Operations
 from mummufs.backends.fuse.session import MAX_TASKS
 from mummufs.backends.fuse.tuning import Tuned
 from mummufs.config import MountConfig
+from mummufs.engine.heatkeeper import HeatKeeper
 from mummufs.engine.scrub import Scrub
 from mummufs.engine.service import Service
+from mummufs.engine.tracing import Tracing
+from mummufs.store.written import Purpose
+from mummufs.storecontrol import placement_status
 
 SCHEMA = 1
 
@@ -51,9 +55,13 @@ def status(
         "reads": asdict(counters.reads),
         "fills": asdict(counters.fills),
         "evictions": asdict(counters.evictions),
+        "wear": _wear(service),
+        "heat": None if service.heat is None else _heat(service.heat),
         "source_reads": asdict(counters.source_reads),
         "source_writes": asdict(counters.source_writes),
         "errors": asdict(counters.errors),
+        "trace": None if service.cache is None else _trace(service.cache.tracing),
+        **placement_status(service.placement),
         "scrub": None if service.scrub is None else scrub_status(service.scrub),
         "lane": None if front is None else _lane(front, operations),
         "gauges": _gauges(service, operations),
@@ -94,6 +102,11 @@ def _lane(front: Front, operations: Operations) -> dict[str, Any]:
     }
 
 
+def _trace(tracing: Tracing) -> dict[str, Any]:
+    """The recording that is under way, or the last one; all zero if there was none."""
+    return {"on": tracing.on, **asdict(tracing.counters)}
+
+
 def scrub_status(scrub: Scrub) -> dict[str, Any]:
     """How far a scrub is, or how the last one ended."""
     return asdict(scrub.progress)
@@ -108,6 +121,7 @@ def _options(config: MountConfig, service: Service) -> dict[str, Any]:
         "attr_timeout_s": config.attr_timeout_s,
         "settle_s": config.settle_s,
         "policy": config.policy,
+        "write_budget_bytes_per_day": config.write_budget_bytes or None,
         "source_timeout_s": config.source_timeout_s,
         "offline_reads": config.offline_reads,
         "verify": config.verify,
@@ -133,7 +147,39 @@ def _store(config: MountConfig, service: Service) -> dict[str, Any]:
         "filling": service.cache.filler.flights,
         "filling_bytes": index.filling_bytes,
         "evicting": index.evicting,
-        "tables_bytes": index.overhead_bytes,
+        "tables_bytes": service.cache.store.tables_bytes,
+        "heat_bytes": service.cache.store.heat.bytes,
+        "headroom_bytes": service.cache.index.headroom_bytes,
+        "pinned": index.pinned,
+        "pinned_bytes": index.pinned_bytes,
+    }
+
+
+def _wear(service: Service) -> dict[str, Any] | None:
+    """What was written to the store, in all and by purpose, for what it has served; and what is left of the budget."""
+    if service.cache is None or service.wear is None:
+        return None
+    written, served = service.cache.store.written, service.counters.reads.hit_bytes
+    budget = service.wear.statistics()
+    return {
+        "written_bytes": written.total,
+        **{f"{purpose.value}_bytes": written.of(purpose) for purpose in Purpose},
+        "served_bytes": served,
+        "written_per_served": round(written.total / served, 4) if served else None,
+        "budget_left_bytes": None if budget is None else budget.left_bytes,
+        "budget_heat_needed": None if budget is None else budget.heat_needed,
+    }
+
+
+def _heat(heat: HeatKeeper) -> dict[str, Any]:
+    """What is remembered for the next mount, and what of the last one."""
+    return {
+        "loaded": heat.loaded,
+        "recalled": heat.recalled,
+        "saved_ranges": heat.records,
+        "saves": heat.saves,
+        "saves_failed": heat.failed,
+        "saved_ago_s": heat.saved_ago_s,
     }
 
 
@@ -168,6 +214,7 @@ def _gauges(service: Service, operations: Operations) -> dict[str, Any]:
         gauges["open_range_files"] = service.cache.resident.open_files
         gauges["evictions_queued"] = service.cache.evictor.queued
         gauges["heat_remembered"] = service.cache.index.statistics().ghosts
+        gauges["packs"] = service.cache.index.statistics().packs
         gauges["parsing"] = service.catalog.parsing
         gauges["parsed"] = service.catalog.parsed
         gauges["manifests_refused"] = service.catalog.refused

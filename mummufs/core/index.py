@@ -6,8 +6,14 @@ that its bytes are always at least those on disk and the budget cannot be passed
 
     used (RESIDENT + EVICTING) + filling (FILLING) + overhead <= budget
 
-A range that is not in `_entries` is ABSENT. Its heat may still be known (`_ghosts`): a range that was hot before it
-was evicted comes back as hot. Each method is synchronous, so under trio each call is atomic and there are no locks.
+A range that is not in `_entries` is ABSENT. How hot a range is, and which are the coldest, `ratings` knows. Each method
+is synchronous, so under trio each call is atomic and there are no locks.
+
+Room is made beforehand. A fill that would pass the budget less its headroom names its victims, and must be worth more
+than each of them, whether or not there is room this very moment; it begins at once where there is (READY), while the
+victims go in the background.
+
+A *pinned* range is never a victim, and nothing is weighed before it is let in.
 
 A RESIDENT range whose file has had its ctime changed since, and nothing else, is *suspended*: no read is planned from
 it, but it keeps its place and its heat. The next fill that is wanted of it is a proof (`Decision.SUSPENDED`): what the
@@ -19,88 +25,25 @@ until eviction has brought them back.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
-from typing import NamedTuple
-
-from sortedcontainers import SortedKeyList
+from itertools import chain, islice
 
 from mummufs.core.errors import TransitionError
-from mummufs.core.hotness import COLD
 from mummufs.core.manifest import RangeTable
 from mummufs.core.plan import ReadPlan, plan_segments, window_key
 from mummufs.core.policy import Policy
-from mummufs.core.ranges import FileId, RangeKey, Version
+from mummufs.core.ranges import FileId, RangeKey, Version, page_floor
+from mummufs.core.ratings import HeatRecord, PackRecord, Rating, Ratings
+from mummufs.core.states import TRANSITIONS, Decision, Event, FillPlan, IndexStatistics, State
 
-WATERMARK_HIGH = 0.95
-"""Eviction in the background begins when more than this share of the budget is taken ..."""
-WATERMARK_LOW = 0.90
-"""... and goes on down to this share, so that a fill seldom has to wait for room."""
-GHOSTS_MAX = 200_000
-"""Absent ranges whose heat is remembered; the one touched longest ago is forgotten first."""
+HEADROOM_SHARE = 0.01
+HEADROOM_BYTES_MAX = 1 << 30
+"""The part of the budget that is kept free, so that a fill seldom has to wait for room: what is in flight at a time."""
+HEAT_STEP = 256
+"""Ranges that a walk over their heat looks at at a time."""
 VICTIMS_MAX = 256
 """Victims of one plan: a bounded batch, so that no plan takes more than a fraction of a millisecond."""
-
-
-class State(Enum):
-    """The life of a range."""
-
-    ABSENT = "absent"
-    FILLING = "filling"
-    RESIDENT = "resident"
-    EVICTING = "evicting"
-
-
-class Event(Enum):
-    """What can happen to a range."""
-
-    BEGIN_FILL = "begin_fill"
-    COMMIT_FILL = "commit_fill"
-    ABORT_FILL = "abort_fill"
-    RESTORE = "restore"
-    RESTAMP = "restamp"
-    BEGIN_EVICT = "begin_evict"
-    FINISH_EVICT = "finish_evict"
-
-
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.ABSENT, Event.BEGIN_FILL): State.FILLING,
-    (State.FILLING, Event.COMMIT_FILL): State.RESIDENT,
-    (State.FILLING, Event.ABORT_FILL): State.ABSENT,
-    (State.ABSENT, Event.RESTORE): State.RESIDENT,
-    (State.RESIDENT, Event.RESTAMP): State.RESIDENT,
-    (State.RESIDENT, Event.BEGIN_EVICT): State.EVICTING,
-    (State.EVICTING, Event.FINISH_EVICT): State.ABSENT,
-}
-"""Anything else is a programmer's error."""
-
-
-class Decision(Enum):
-    """The answer to a wanted fill."""
-
-    READY = "ready"
-    """There is room: `begin_fill` will take it."""
-    ROOM = "room"
-    """There will be, once the plan's victims and those already on their way out have gone."""
-    PRESENT = "present"
-    """The range is resident or being filled."""
-    SUSPENDED = "resident, but of another ctime"
-    """The range file may hold these very bytes: they are read and held against its checksum, which needs no room."""
-    TOO_LARGE = "larger than the whole budget"
-    COLDER = "colder than what it would evict"
-    NO_VICTIMS = "nothing can make room for it"
-
-
-DECLINED = frozenset({Decision.TOO_LARGE, Decision.COLDER, Decision.NO_VICTIMS})
-
-
-class FillPlan(NamedTuple):
-    """Whether a fill may begin, and what has to go first."""
-
-    decision: Decision
-    victims: tuple[RangeKey, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -109,26 +52,7 @@ class _Entry:
     state: State
     charge: int
     version: Version
-    date: float
-    seq: int
-
-
-def _order(entry: _Entry) -> tuple[float, int, RangeKey]:
-    """Its place. With the key it has that alone: restored ranges are all COLD, and equals would be searched through."""
-    return entry.date, entry.seq, entry.key
-
-
-class IndexStatistics(NamedTuple):
-    """Gauges of the index, in bytes and ranges."""
-
-    budget_bytes: int
-    used_bytes: int
-    filling_bytes: int
-    overhead_bytes: int
-    resident: int
-    filling: int
-    evicting: int
-    ghosts: int
+    rating: Rating
 
 
 class CacheIndex:
@@ -136,15 +60,15 @@ class CacheIndex:
 
     def __init__(self, budget_bytes: int, policy: Policy) -> None:
         self.budget_bytes = budget_bytes
-        self._policy = policy
+        self.headroom_bytes = page_floor(min(HEADROOM_BYTES_MAX, int(HEADROOM_SHARE * budget_bytes)))
+        self._ratings = Ratings(policy)
         self._entries: dict[RangeKey, _Entry] = {}
-        self._order: SortedKeyList = SortedKeyList(key=_order)
-        self._ghosts: OrderedDict[RangeKey, tuple[float, int]] = OrderedDict()
-        self._seq = 0
+        self._pins: set[RangeKey] = set()
         self._used = 0
         self._evicting_bytes = 0
         self._filling_bytes = 0
         self._overhead = 0
+        self._pinned_bytes = 0
         self._counts = dict.fromkeys((State.FILLING, State.RESIDENT, State.EVICTING), 0)
 
     # ------------------------------------------------------------------ reading
@@ -179,24 +103,17 @@ class CacheIndex:
 
         The pieces of one pass over a window add up to one touch, however many requests the kernel makes of it.
         """
-        weight = min(1.0, size / key.size)
-        if weight <= 0:
+        if size <= 0:
             return
-        if hit:
-            self._policy.hit(size)
-        self._seq += 1
         entry = self._entries.get(key)
         if entry is None:
-            date, _ = self._ghosts.pop(key, (COLD, 0))
-            self._remember(key, self._policy.date(date, weight, self._seq), self._seq)
-            return
-        listed = entry.state is State.RESIDENT
-        if listed:
-            self._order.remove(entry)
-        entry.date = self._policy.date(entry.date, weight, self._seq)
-        entry.seq = self._seq
-        if listed:
-            self._order.add(entry)
+            self._ratings.touch_absent(key, size, hit=hit)
+        else:
+            self._ratings.touch(entry.rating, size, hit=hit)
+
+    def join(self, file: FileId, pack: bytes) -> None:
+        """A file belongs to this pack: its ranges are weighed against one another. It may be repeated."""
+        self._ratings.join(file, pack)
 
     # ------------------------------------------------------------------ filling
 
@@ -211,7 +128,8 @@ class CacheIndex:
         Args:
             charge: bytes that its range file takes on the store.
         """
-        if charge > self.budget_bytes - self._overhead:
+        room = self.budget_bytes - self.headroom_bytes - self._overhead
+        if charge > room:
             return FillPlan(Decision.TOO_LARGE)
         entry = self._entries.get(key)
         stale: tuple[RangeKey, ...] = ()
@@ -223,44 +141,44 @@ class CacheIndex:
             if not entry.version.differs_in_contents(version):
                 return FillPlan(Decision.SUSPENDED)
             stale = (key,)
-        missing = charge - self.free_bytes - self._evicting_bytes - (entry.charge if stale and entry else 0)
-        if missing <= 0 and not stale:
-            return FillPlan(Decision.READY if charge <= self.free_bytes else Decision.ROOM)
-        date = self._heat_of(key)[0]
+            room += entry.charge
+        missing = charge + self._used + self._filling_bytes - self._evicting_bytes - room
         victims = list(stale)
-        for victim in self._order:
-            if missing <= 0 or len(victims) >= VICTIMS_MAX:
-                break
-            if victim.key == key:
-                continue
-            if not self._policy.admits(date, victim.date):
-                return FillPlan(Decision.COLDER)
-            victims.append(victim.key)
-            missing -= victim.charge
-        if missing > 0 and len(victims) < VICTIMS_MAX:
-            return FillPlan(Decision.NO_VICTIMS)
-        return FillPlan(Decision.ROOM, tuple(victims))
+        if missing > 0:
+            rating = self._ratings.find(key) if entry is None else entry.rating
+            for victim in self._ratings.coldest():
+                if missing <= 0 or len(victims) >= VICTIMS_MAX:
+                    break
+                if victim.key == key:
+                    continue
+                if key not in self._pins and not self._ratings.admits(rating, victim):
+                    return FillPlan(Decision.COLDER)
+                victims.append(victim.key)
+                missing -= self._entries[victim.key].charge
+            if missing > 0 and len(victims) < VICTIMS_MAX:
+                return FillPlan(Decision.NO_VICTIMS)
+        ready = charge <= self.free_bytes and not stale
+        return FillPlan(Decision.READY if ready else Decision.ROOM, tuple(victims))
 
     def begin_fill(self, key: RangeKey, charge: int, version: Version) -> None:
         """Promise `charge` bytes to a range. Only after `plan_fill` said READY, with nothing in between."""
         assert charge <= self.free_bytes, f"no room for {charge} bytes: plan_fill comes first"
         state = self._next(key, Event.BEGIN_FILL)
-        date, seq = self._ghosts.pop(key, (COLD, 0))
-        self._entries[key] = _Entry(key, state, charge, version, date, seq)
+        self._enter(_Entry(key, state, charge, version, self._ratings.take(key)))
         self._filling_bytes += charge
-        self._counts[state] += 1
 
     def commit_fill(self, key: RangeKey) -> None:
         """The range file is complete and has its name."""
         entry = self._move(key, Event.COMMIT_FILL)
         self._filling_bytes -= entry.charge
         self._used += entry.charge
-        self._order.add(entry)
+        self._enlist(entry)
 
     def abort_fill(self, key: RangeKey) -> None:
         """The fill came to nothing and left nothing. Its heat stays."""
         entry = self._move(key, Event.ABORT_FILL)
         self._filling_bytes -= entry.charge
+        self._pinned_bytes -= entry.charge * (key in self._pins)
         self._forget(entry)
 
     def restore(self, key: RangeKey, charge: int, version: Version) -> bool:
@@ -268,12 +186,9 @@ class CacheIndex:
         if key in self._entries:
             return False
         state = self._next(key, Event.RESTORE)
-        date, seq = self._ghosts.pop(key, (COLD, 0))
-        entry = _Entry(key, state, charge, version, date, seq)
-        self._entries[key] = entry
+        entry = self._enter(_Entry(key, state, charge, version, self._ratings.take(key)))
         self._used += charge
-        self._counts[state] += 1
-        self._order.add(entry)
+        self._enlist(entry)
         return True
 
     def restamp(self, key: RangeKey, version: Version) -> None:
@@ -287,24 +202,29 @@ class CacheIndex:
     # ------------------------------------------------------------------ evicting
 
     def plan_eviction(self) -> tuple[RangeKey, ...]:
-        """The coldest ranges that bring the store from above the high watermark to the low one, at most VICTIMS_MAX."""
-        taken = self._used + self._filling_bytes + self._overhead - self._evicting_bytes
-        if taken <= WATERMARK_HIGH * self.budget_bytes:
-            return ()
+        """The coldest ranges that give the budget its headroom back, at most VICTIMS_MAX.
+
+        Fills see to that themselves; this is for a budget that was larger, and for tables that have grown.
+        """
+        missing = self._used + self._filling_bytes + self._overhead - self._evicting_bytes
+        missing -= self.budget_bytes - self.headroom_bytes
         victims: list[RangeKey] = []
-        for victim in self._order:
-            if taken <= WATERMARK_LOW * self.budget_bytes or len(victims) >= VICTIMS_MAX:
+        if missing <= 0:
+            return ()
+        for victim in self._ratings.coldest():
+            if missing <= 0 or len(victims) >= VICTIMS_MAX:
                 break
             victims.append(victim.key)
-            taken -= victim.charge
+            missing -= self._entries[victim.key].charge
         return tuple(victims)
 
     def begin_evict(self, key: RangeKey) -> int:
         """From now on no read is planned from this range; its bytes stay counted. Returns them."""
         entry = self._entries.get(key)
         if entry is not None and entry.state is State.RESIDENT:
-            self._order.remove(entry)
+            self._ratings.delist(entry.rating)
         entry = self._move(key, Event.BEGIN_EVICT)
+        self._pinned_bytes -= entry.charge * (key in self._pins)
         self._evicting_bytes += entry.charge
         return entry.charge
 
@@ -315,11 +235,77 @@ class CacheIndex:
         self._used -= entry.charge
         self._forget(entry)
 
+    # ------------------------------------------------------------------ pinning
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of the budget that pinned ranges have or have been promised."""
+        return self._pinned_bytes
+
+    def is_pinned(self, key: RangeKey) -> bool:
+        """Whether a range is pinned, be it resident or not."""
+        return key in self._pins
+
+    def pin(self, key: RangeKey) -> None:
+        """Never make a victim of this range. It may be absent: then it is let in when it comes."""
+        if key in self._pins:
+            return
+        self._pins.add(key)
+        entry = self._entries.get(key)
+        if entry is not None and entry.state is not State.EVICTING:
+            self._pinned_bytes += entry.charge
+            self._ratings.delist(entry.rating)
+
+    def unpin(self, key: RangeKey) -> None:
+        """The range is like any other again."""
+        if key not in self._pins:
+            return
+        self._pins.remove(key)
+        entry = self._entries.get(key)
+        if entry is not None and entry.state is not State.EVICTING:
+            self._pinned_bytes -= entry.charge
+            if entry.state is State.RESIDENT:
+                self._enlist(entry)
+
+    # ------------------------------------------------------------------ for a later mount
+
+    def hot_ranges(self) -> Iterator[HeatRecord]:
+        """The heat of every range that has any, resident or not. It may be walked in steps, with changes between."""
+        return chain.from_iterable(self.hot_steps(HEAT_STEP))
+
+    def hot_steps(self, size: int) -> Iterator[list[HeatRecord]]:
+        """The same in steps of which each looks at so many ranges, however few of them have heat."""
+        keys = chain(list(self._entries), self._ratings.ghost_keys())  # both as they are now: nothing is in it twice
+        while step := list(islice(keys, size)):
+            records = (self._ratings.record(self._rating_of(key)) for key in step)
+            yield [record for record in records if record is not None]
+
+    def recall(self, record: HeatRecord) -> None:
+        """Add the heat that a range had when an earlier mount ended. The range touched latest comes first."""
+        entry = self._entries.get(record.key)
+        if entry is None:
+            self._ratings.recall_absent(record)
+        else:
+            self._ratings.recall(entry.rating, record)
+
+    def packs(self) -> list[PackRecord]:
+        """The packs. O(files)."""
+        return self._ratings.packs()
+
+    def recall_pack(self, record: PackRecord) -> None:
+        """A pack of an earlier mount. To be called before the ranges are recalled."""
+        self._ratings.recall_pack(record)
+
     # ------------------------------------------------------------------ looking
 
     def resident_keys(self) -> Iterator[RangeKey]:
-        """The resident ranges, coldest first."""
-        return (entry.key for entry in self._order)
+        """The resident ranges: those that may be evicted, coldest first, and then the pinned ones."""
+        yield from (rating.key for rating in self._ratings.coldest())
+        yield from (key for key in sorted(self._pins) if self.state(key) is State.RESIDENT)
+
+    def heat(self, key: RangeKey) -> float:
+        """log2 of the heat of a range now: 0 for one that was just touched once, -inf for one that never was."""
+        return self._ratings.heat(self._rating_of(key))
 
     def statistics(self) -> IndexStatistics:
         """The gauges."""
@@ -331,14 +317,25 @@ class CacheIndex:
             self._counts[State.RESIDENT],
             self._counts[State.FILLING],
             self._counts[State.EVICTING],
-            len(self._ghosts),
+            self._ratings.ghosts,
+            self._ratings.packs_known,
+            len(self._pins),
+            self._pinned_bytes,
         )
 
-    def _heat_of(self, key: RangeKey) -> tuple[float, int]:
+    def _rating_of(self, key: RangeKey) -> Rating:
         entry = self._entries.get(key)
-        if entry is not None:
-            return entry.date, entry.seq
-        return self._ghosts.get(key, (COLD, 0))
+        return self._ratings.find(key) if entry is None else entry.rating
+
+    def _enlist(self, entry: _Entry) -> None:
+        if entry.key not in self._pins:
+            self._ratings.enlist(entry.rating)
+
+    def _enter(self, entry: _Entry) -> _Entry:
+        self._entries[entry.key] = entry
+        self._counts[entry.state] += 1
+        self._pinned_bytes += entry.charge * (entry.key in self._pins)
+        return entry
 
     def _next(self, key: RangeKey, event: Event) -> State:
         state = self.state(key)
@@ -358,13 +355,7 @@ class CacheIndex:
 
     def _forget(self, entry: _Entry) -> None:
         del self._entries[entry.key]
-        if entry.seq:
-            self._remember(entry.key, entry.date, entry.seq)
-
-    def _remember(self, key: RangeKey, date: float, seq: int) -> None:
-        self._ghosts[key] = (date, seq)
-        if len(self._ghosts) > GHOSTS_MAX:
-            self._ghosts.popitem(last=False)
+        self._ratings.leave(entry.rating)
 
     def _check(self) -> None:
         """Assert every invariant. O(n log n): for tests."""
@@ -375,13 +366,13 @@ class CacheIndex:
 
         assert all(key == e.key for key, e in self._entries.items()), "an entry is listed under its key"
         assert all(e.state is not State.ABSENT for e in entries), "an absent range has no entry"
-        assert not self._entries.keys() & self._ghosts.keys(), "a range is an entry or a ghost, not both"
+        assert not self._entries.keys() & self._ratings._ghosts.keys(), "a range is an entry or a ghost, not both"
         assert self._used == charged(State.RESIDENT, State.EVICTING), "used bytes are those of what is on the store"
         assert self._evicting_bytes == charged(State.EVICTING), "evicting bytes are part of them"
         assert self._filling_bytes == charged(State.FILLING), "filling bytes are those promised to fills"
-        listed = [e for e in entries if e.state is State.RESIDENT]
-        assert sorted(listed, key=_order) == list(self._order), "the order lists the resident ranges, coldest first"
-        assert len({_order(e) for e in listed}) == len(listed), "each has a place of its own"
+        listed = [e.rating for e in entries if e.state is State.RESIDENT and e.key not in self._pins]
+        self._ratings._check(listed, [e.rating for e in entries if e.rating not in listed])
+        pinned = [e.charge for e in entries if e.key in self._pins and e.state is not State.EVICTING]
+        assert self._pinned_bytes == sum(pinned), "pinned bytes are those that stay or will stay"
         for state, count in self._counts.items():
             assert count == sum(e.state is state for e in entries), f"the count of {state.value} is right"
-        assert len(self._ghosts) <= GHOSTS_MAX, "the number of ghosts is bounded"

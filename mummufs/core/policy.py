@@ -1,82 +1,234 @@
-"""Which range is worth its place. The index keeps the order; a policy says what the order is.
+"""Which range is worth its place. `ratings` keeps the order; a policy says what the order is.
 
-Two policies, by name. `hotness`: coldest first on decaying hotness, the least recently used of equals first. `lru`:
-least recently used first, for comparison. Both see every touch, of resident ranges and absent ones, so that heat
-survives eviction.
+Theory of operation. What one would like to evict is the range that will be read last of all; what is known is how
+often, and how lately, each was read. `hotness` is coldest first on decaying hotness, the least recently used of equals
+first, with four things that make it better than LRU and not merely as good (figures: docs/policy.md):
 
-Clock. Hotness decays with hit bytes: a burst of misses (a prompt, a loader's sweep, a copied file) does not age what
-is hot, and neither does a night without traffic. The half-life is HALF_LIFE_BUDGETS times the budget, so that one
-pass over everything that is resident costs half a half-life.
+- *Heat outlives eviction.* A range that comes back has the heat that it had, so a policy can learn of more ranges than
+  fit. Without this, decayed hotness measures as LRU.
+- *The clock counts hit bytes.* Heat halves while HALF_LIFE_BUDGETS budgets' worth of hits go by. A burst of misses (a
+  prompt, a loader's sweep, a copied file) does not age what is hot, and neither does a night without traffic. No
+  constant needs tuning: a larger cache sees farther back.
+- *A margin.* A range that is not resident takes the place of a hot one only if it is hotter by MARGIN. In a loop over
+  more than the budget at most one budget of hits goes by per turn, so equally hot ranges never differ by more than
+  1 / HALF_LIFE_BUDGETS = MARGIN: a stable part of the loop stays, as the optimum has it, where LRU keeps nothing. And
+  the NVMe is spared: what is declined is served by the source and keeps its heat. A victim that was touched once, or
+  has cooled to that, has no margin: among such it is LRU.
+- *Packs.* A model's ranges (the files of a directory) share a clock, and are compared with another model's by how many
+  bytes of each were lately read *again* (half-life: ACTIVITY_BUDGETS budgets of such bytes). A model that nobody reads
+  any more gives way at once, and remembers the order of its ranges for the day it is read again. The first reads of a
+  range are no activity, unless they come within AGAIN_BUDGETS budgets of one another: so a populate, or a backup that
+  crawls over other models, however large, moves no clock at all, and finds nothing that it could push out.
+
+`lru`, `lfu` (never forgets) and `decay` (decaying hotness, forgotten at eviction, no admission) are there for
+comparison.
 """
 
 from __future__ import annotations
 
+from math import log2
 from typing import Protocol
 
+from sortedcontainers import SortedKeyList
+
 from mummufs.core import hotness
+from mummufs.core.hotness import COLD, log2_sum
 
 HALF_LIFE_BUDGETS = 2
+MARGIN = 1 / HALF_LIFE_BUDGETS
+"""log2 of how much hotter than a hot victim a range must be. Not less than one turn of a loop makes of a difference."""
+ACTIVITY_BUDGETS = 1 / 8
+AGAIN_BUDGETS = 8
+KNOWN = 1.1
+"""log2 of the heat of a range that has been read more than twice."""
+ONCE = 0.5
+"""log2 of the heat up to which a range counts as touched once: windows are rounded, and readers overlap a little."""
+SLACK = 0.02
+"""Two ranges whose heat differs by less are as good as equal, for the same reason."""
+DECAY_BUDGETS = 4
+
+
+class Pack:
+    """The ranges that belong together (a model): their clock, their share of the traffic, and the resident in order."""
+
+    __slots__ = ("activity", "hit_bytes", "name", "order")
+
+    def __init__(self, name: bytes, order: SortedKeyList) -> None:
+        self.name = name
+        self.order = order
+        self.hit_bytes = 0
+        self.activity = 0.0
 
 
 class Policy(Protocol):
-    """How touches become an order. Dates compare: the smallest is evicted first."""
+    """How touches become an order. Dates compare within a pack and scores everywhere: the smallest is evicted first."""
 
     name: str
+    remembers: bool
+    """Whether the date of a range outlives its eviction."""
+    again_bytes: int
+    """A range is read *again* if no more than this was read of everything since its last pass began."""
 
-    def hit(self, size: int) -> None:
-        """`size` bytes were served from range files: the clock moves on."""
+    def read(self, pack: Pack, size: int, *, hit: bool, again: bool) -> None:
+        """`size` bytes of a pack were read, from range files or not: clocks move on."""
 
-    def date(self, date: float, weight: float, seq: int) -> float:
+    def date(self, pack: Pack, date: float, weight: float, seq: int) -> float:
         """The date of a range after a touch.
 
         Args:
-            date: its date before, or hotness.COLD.
+            date: its date before, or COLD.
             weight: bytes read over the window's length, in (0, 1].
             seq: the number of this touch; later touches have larger numbers.
         """
         ...
 
-    def admits(self, date: float, victim: float) -> bool:
+    def score(self, pack: Pack, date: float) -> float:
+        """A range's place among those of all packs. What is added to a date is the same for a whole pack."""
+        ...
+
+    def admits(self, pack: Pack, date: float, victim_pack: Pack, victim: float) -> bool:
         """Whether a range of this date may take the place of a victim of that date."""
         ...
 
+    def heat(self, pack: Pack, date: float) -> float:
+        """log2 of the heat that a date stands for now: 0 for a range that was just touched once."""
+        ...
+
+    def recalled(self, pack: Pack, heat: float, seq: int) -> float:
+        """The date of a range that had this heat in another pack or an earlier mount."""
+        ...
+
+    def activity(self, pack: Pack) -> float:
+        """log2 of the bytes of a pack that were lately read again; little over 0 if none were."""
+        ...
+
+    def recall_activity(self, pack: Pack, activity: float) -> None:
+        """A pack had this activity when an earlier mount ended."""
+
 
 class HotnessPolicy:
-    """Coldest first on decaying hotness."""
+    """Coldest first on decaying hotness, as the theory above has it."""
 
     name = "hotness"
+    remembers = True
 
     def __init__(self, budget_bytes: int) -> None:
-        self._half_life = max(1, HALF_LIFE_BUDGETS * budget_bytes)
-        self._hit_bytes = 0
+        self._half_life = max(1.0, HALF_LIFE_BUDGETS * budget_bytes)
+        self._activity_half_life = max(1.0, ACTIVITY_BUDGETS * budget_bytes)
+        self.again_bytes = AGAIN_BUDGETS * budget_bytes
+        self._read_again = 0
 
-    def hit(self, size: int) -> None:
-        self._hit_bytes += size
+    def read(self, pack: Pack, size: int, *, hit: bool, again: bool) -> None:
+        if again:
+            self._read_again += size
+            pack.activity = log2_sum(pack.activity, log2(size) + self._read_again / self._activity_half_life)
+        if hit:
+            pack.hit_bytes += size
 
-    def date(self, date: float, weight: float, seq: int) -> float:  # noqa: ARG002 - the protocol's
-        return hotness.touched(date, weight, self._hit_bytes / self._half_life)
+    def date(self, pack: Pack, date: float, weight: float, seq: int) -> float:  # noqa: ARG002 - the protocol's
+        return hotness.touched(date, weight, pack.hit_bytes / self._half_life)
 
-    def admits(self, date: float, victim: float) -> bool:  # noqa: ARG002 - the place of the admission rule
-        return True
+    def score(self, pack: Pack, date: float) -> float:
+        return date - pack.hit_bytes / self._half_life + pack.activity
+
+    def admits(self, pack: Pack, date: float, victim_pack: Pack, victim: float) -> bool:
+        mine, its = self.score(pack, date), self.score(victim_pack, victim)
+        if self.heat(victim_pack, victim) <= ONCE:
+            return its <= mine + SLACK
+        return its + MARGIN < mine
+
+    def heat(self, pack: Pack, date: float) -> float:
+        return date - pack.hit_bytes / self._half_life
+
+    def recalled(self, pack: Pack, heat: float, seq: int) -> float:  # noqa: ARG002 - the protocol's
+        return heat + pack.hit_bytes / self._half_life
+
+    def activity(self, pack: Pack) -> float:
+        return pack.activity - self._read_again / self._activity_half_life
+
+    def recall_activity(self, pack: Pack, activity: float) -> None:
+        pack.activity = log2_sum(pack.activity, activity + self._read_again / self._activity_half_life)
 
 
-class LruPolicy:
-    """Least recently used first: the date is the number of the touch."""
+class _Plain:
+    """What the policies for comparison share: no packs, and whoever comes is let in."""
 
-    name = "lru"
+    remembers = True
+    again_bytes = 0
 
     def __init__(self, budget_bytes: int) -> None:
         del budget_bytes
 
-    def hit(self, size: int) -> None:
+    def read(self, pack: Pack, size: int, *, hit: bool, again: bool) -> None:
         pass
 
-    def date(self, date: float, weight: float, seq: int) -> float:  # noqa: ARG002 - the protocol's
-        return float(seq)
+    def score(self, pack: Pack, date: float) -> float:  # noqa: ARG002 - the protocol's
+        return date
 
-    def admits(self, date: float, victim: float) -> bool:  # noqa: ARG002 - the protocol's
+    def admits(self, pack: Pack, date: float, victim_pack: Pack, victim: float) -> bool:  # noqa: ARG002
         return True
 
+    def activity(self, pack: Pack) -> float:  # noqa: ARG002
+        return 0.0
 
-POLICIES = {policy.name: policy for policy in (HotnessPolicy, LruPolicy)}
+    def recall_activity(self, pack: Pack, activity: float) -> None:
+        pass
+
+
+class LruPolicy(_Plain):
+    """Least recently used first: the date is the number of the touch."""
+
+    name = "lru"
+
+    def date(self, pack: Pack, date: float, weight: float, seq: int) -> float:  # noqa: ARG002
+        return float(seq)
+
+    def heat(self, pack: Pack, date: float) -> float:  # noqa: ARG002
+        return COLD if date == COLD else 0.0
+
+    def recalled(self, pack: Pack, heat: float, seq: int) -> float:  # noqa: ARG002
+        return COLD if heat == COLD else float(seq)
+
+
+class LfuPolicy(_Plain):
+    """Least frequently used first, and nothing is ever forgotten: the date is the sum of the touches."""
+
+    name = "lfu"
+
+    def date(self, pack: Pack, date: float, weight: float, seq: int) -> float:  # noqa: ARG002
+        return max(0.0, date) + weight
+
+    def heat(self, pack: Pack, date: float) -> float:  # noqa: ARG002
+        return log2(date) if date > 0 else COLD
+
+    def recalled(self, pack: Pack, heat: float, seq: int) -> float:  # noqa: ARG002
+        return COLD if heat == COLD else 2.0 ** min(heat, 1000.0)
+
+
+class DecayPolicy(_Plain):
+    """Decaying hotness on a clock of all bytes, forgotten at eviction: what one writes first."""
+
+    name = "decay"
+    remembers = False
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._half_life = max(1, DECAY_BUDGETS * budget_bytes)
+        self._read_bytes = 0
+
+    def read(self, pack: Pack, size: int, *, hit: bool, again: bool) -> None:  # noqa: ARG002
+        self._read_bytes += size
+
+    def date(self, pack: Pack, date: float, weight: float, seq: int) -> float:  # noqa: ARG002
+        return hotness.touched(date, weight, self._read_bytes / self._half_life)
+
+    def heat(self, pack: Pack, date: float) -> float:  # noqa: ARG002
+        return date - self._read_bytes / self._half_life
+
+    def recalled(self, pack: Pack, heat: float, seq: int) -> float:  # noqa: ARG002
+        return heat + self._read_bytes / self._half_life
+
+
+POLICIES: dict[str, type[HotnessPolicy | LruPolicy | LfuPolicy | DecayPolicy]] = {
+    policy.name: policy for policy in (HotnessPolicy, LruPolicy, LfuPolicy, DecayPolicy)
+}
 """By the name that `-o policy=` takes; each is made with the budget in bytes."""

@@ -15,10 +15,11 @@ from math import inf
 
 import trio
 
-from mummufs.core.index import CacheIndex, State
+from mummufs.core.index import CacheIndex
 from mummufs.core.manifest import RangeTable
 from mummufs.core.plan import window_key
 from mummufs.core.ranges import FileId, RangeKey, Version
+from mummufs.core.states import State
 from mummufs.core.stats import Counters
 from mummufs.engine.gate import Gate
 from mummufs.engine.resident import Resident

@@ -26,21 +26,22 @@ from functools import partial
 import trio
 
 from mummufs.core.around import ReadAround
-from mummufs.core.index import DECLINED, CacheIndex, Decision
+from mummufs.core.index import CacheIndex
 from mummufs.core.manifest import RangeTable
 from mummufs.core.plan import window_key
 from mummufs.core.ranges import ByteRange, FileId, RangeKey, Version
+from mummufs.core.states import DECLINED, Decision
 from mummufs.core.stats import Counters
 from mummufs.engine.evictor import Evictor
-from mummufs.engine.flight import PIECE_MAX_BYTES, Flight, read_piece
+from mummufs.engine.flight import PIECE_MAX_BYTES, Flight, attributes_unwritten, read_first_piece, read_piece
 from mummufs.engine.gate import Gate
 from mummufs.engine.landing import Landing
 from mummufs.engine.resident import Resident
 from mummufs.engine.schedule import Schedule
 from mummufs.engine.threads import Pools
+from mummufs.engine.wear import Wear
 from mummufs.source.base import Attributes, SourceFile
 from mummufs.source.hints import will_need
-from mummufs.source.local import refuse_written
 from mummufs.store.layout import charge_of
 from mummufs.store.rangestore import RangeStore
 
@@ -56,7 +57,6 @@ MERGE_GAP_BYTES = 1 << 20
 """Windows closer than this are read together, and what lies between as well: it costs less than a seek."""
 MERGE_MAX_BYTES = 32 << 20
 """The most that is read together."""
-
 log = logging.getLogger(__name__)
 
 
@@ -103,8 +103,12 @@ class Filler:
         """Who reads the source next."""
         self.noticed: Callable[[SourceFile, Attributes], None] | None = None
         """Told when a file turns out to have another version than a flight was started for."""
+        self.wear: Wear | None = None
+        """Has a say in what may be written."""
         self.open_for_fills = False
         """Off until the store's contents are accounted for, and while the mount ends."""
+        self.held: set[FileId] = set()
+        """Files that are being changed through the mount, or were a moment ago."""
         self.in_flight_bytes = 0
         self.in_flight_bytes_max = 0
 
@@ -124,8 +128,10 @@ class Filler:
         """Whether there is a flight for this range, of whatever version."""
         return key in self._flights
 
-    def doom(self, file: FileId) -> None:
-        """This file is about to be changed: what its flights bring is not stored any more, and nobody joins them."""
+    def hold(self, file: FileId) -> None:
+        """This file is about to be changed: no flight of it begins until it is not `held` any more, what those under
+        way bring is not stored, and nobody joins them."""
+        self.held.add(file)
         for flight in self._flights.values():
             if flight.keys[0].file == file:
                 flight.doomed = True
@@ -163,16 +169,23 @@ class Filler:
             self.read_along_nowait(key, flight.window, version, file, table, used=key.size)
         return flight
 
-    def offer_all_nowait(self, keys: Sequence[RangeKey], version: Version, file: SourceFile) -> None:
+    def offer_all_nowait(
+        self, keys: Sequence[RangeKey], version: Version, file: SourceFile, *, lowest: bool = False
+    ) -> None:
         """Start flights for ranges of one file that are wanted and that nobody waits for, in the order of offsets.
 
-        Those that lie close together are read together.
+        Those that lie close together are read together; if they are `lowest`, after everything else.
         """
         for near in _merged(keys):
             accepted = self._accept(near, version)
             for run in _merged(list(accepted)):  # again: one that was refused in the middle leaves a gap
                 reserved = {key: accepted[key] for key in run}
-                self._take_off(reserved, version, file, None, reads=True, urgent=False)
+                self._take_off(reserved, version, file, None, reads=True, urgent=False, lowest=lowest)
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether the store is in a state to take anything in."""
+        return self._writer.is_open
 
     def is_full(self, size: int) -> bool:
         """Whether a flight of this size would pass the limits now."""
@@ -193,7 +206,7 @@ class Filler:
         for key in keys:
             if key in self._flights:
                 continue
-            if self._is_unsettled(version):
+            if key.file in self.held or self.settles_in_s(version) > 0:
                 fills.unsettled += 1
                 continue
             if not self._writer.is_open or self.is_full(size + key.size):
@@ -202,6 +215,8 @@ class Filler:
             plan = self._index.plan_fill(key, charge_of(key.size), version)
             if plan.decision in DECLINED:
                 fills.declined += 1
+            elif self.wear is not None and self.wear.declines(key, plan.decision, self.in_flight_bytes + size):
+                fills.budget_declined += 1
             elif plan.decision is not Decision.PRESENT:
                 self._evictor.evict_nowait(plan.victims)
                 accepted[key] = plan.decision is Decision.READY
@@ -219,12 +234,13 @@ class Filler:
         *,
         reads: bool,
         urgent: bool,
+        lowest: bool = False,
     ) -> Flight | None:
         """Start one flight for these ranges; None where there are none, or no memory."""
         if not accepted or self._nursery is None:
             return None
         try:
-            flight = Flight(list(accepted), version, file, first)
+            flight = Flight(list(accepted), version, file, first, lowest=lowest)
         except (MemoryError, OSError):
             self._counters.fills.dropped += len(accepted)
             for key, reserved in accepted.items():
@@ -318,7 +334,7 @@ class Filler:
                 await self._read_piece(flight, piece, hints, brought, urgent=urgent and brought < FOREGROUND_BYTES)
                 brought += piece.size
                 flight.arrived(piece)
-            attributes = await self._pools.metadata.run(_attributes, flight.file)
+            attributes = await self._pools.metadata.run(attributes_unwritten, flight.file)
             if flight.doomed:
                 flight.end(OSError(errno.EBUSY, "the file is written through the mount"))
             elif attributes.version == flight.version:
@@ -346,7 +362,7 @@ class Filler:
         self, flight: Flight, piece: ByteRange, hints: Sequence[ByteRange], brought: int, *, urgent: bool
     ) -> None:
         """Read one piece: at once where somebody waits for it, or would soon; else when its turn has come."""
-        read = _read_first_piece if brought == 0 else read_piece
+        read = read_first_piece if brought == 0 else read_piece
         call = partial(read, flight.file, flight.version, flight.piece(piece), piece.offset, hints)
         counters = self._counters.source_reads
         counters.count += 1
@@ -354,29 +370,16 @@ class Filler:
             await self.schedule.read(call)
         else:
             counters.background += 1
-            await self.schedule.read_in_turn(flight.keys[0].file, piece.offset, flight.turn(), call)
+            place, go = flight.keys[0].file, flight.turn()
+            await self.schedule.read_in_turn(place, piece.offset, go, call, lowest=flight.lowest)
         counters.bytes += piece.size
 
-    def _is_unsettled(self, version: Version) -> bool:
-        """Whether the file changed so lately that another change might not show in its attributes.
+    def settles_in_s(self, version: Version) -> float:
+        """How long another change of the file might still not show in its attributes; not positive once it would.
 
         The ctime tells: it moves with every change, and unlike the mtime nobody can set it.
         """
-        return self._wall_ns() - version.ctime_ns < self._settle_ns
-
-
-def _read_first_piece(
-    file: SourceFile, version: Version, buffer: memoryview, offset: int, hints: Sequence[ByteRange]
-) -> None:
-    """As `read_piece`, unless somebody has the file open for writing (EBUSY)."""
-    refuse_written(file)
-    read_piece(file, version, buffer, offset, hints)
-
-
-def _attributes(file: SourceFile) -> Attributes:
-    """Once more at the end, for bytes that a reader has given."""
-    refuse_written(file)
-    return file.attributes()
+        return (version.ctime_ns + self._settle_ns - self._wall_ns()) / 1e9
 
 
 def _merged(keys: Sequence[RangeKey]) -> list[list[RangeKey]]:

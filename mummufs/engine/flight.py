@@ -18,8 +18,9 @@ from collections.abc import Iterator, Sequence
 import trio
 
 from mummufs.core.ranges import ByteRange, RangeKey, Version
-from mummufs.source.base import SourceFile
+from mummufs.source.base import Attributes, SourceFile
 from mummufs.source.hints import will_need
+from mummufs.source.local import refuse_written
 
 PIECE_MAX_BYTES = 4 << 20
 """The largest source read of a pass, some 25 ms of a spinning disk, but for the first: that is what is wanted first."""
@@ -48,13 +49,20 @@ class Flight:
     """
 
     def __init__(
-        self, keys: Sequence[RangeKey], version: Version, file: SourceFile, first: ByteRange | None = None
+        self,
+        keys: Sequence[RangeKey],
+        version: Version,
+        file: SourceFile,
+        first: ByteRange | None = None,
+        *,
+        lowest: bool = False,
     ) -> None:
         """Prepare a pass.
 
         Args:
             file: what to read; the flight keeps it open.
             first: the bytes that are wanted first.
+            lowest: everything else is read before it, and between its pieces, none of which is large.
 
         Raises:
             OSError: there is no memory for it.
@@ -62,11 +70,12 @@ class Flight:
         self.keys = tuple(keys)
         self.version = version
         self.file = file
+        self.lowest = lowest
         start, end = keys[0].offset, max(key.offset + key.size for key in keys)
         self.window = ByteRange(start, end - start)
         self.go = trio.Event()
         self._waiting: list[ByteRange] = []
-        self._first = first or self.window
+        self._first = first or ByteRange(start, min(self.window.size, PIECE_MAX_BYTES) if lowest else self.window.size)
         self._buffer = _buffer(self.window.size)
         self._runs: list[tuple[int, int]] = []
         self._arrival = trio.Event()
@@ -150,6 +159,11 @@ class Flight:
         while not self.given and not self.ended:
             await self._arrival.wait()
 
+    async def wait_ended(self) -> None:
+        """Wait until nothing more is read for it."""
+        while not self.ended:
+            await self._arrival.wait()
+
     def turn(self) -> trio.Event:
         """A new `go` for the next piece, set if a reader waits already."""
         self.go = trio.Event()
@@ -221,3 +235,17 @@ def read_piece(
         raise MovedOnError(errno.ESTALE, os.strerror(errno.ESTALE))
     if n < len(buffer):
         raise OSError(errno.EIO, f"the source gave {n} bytes in place of {len(buffer)} at offset {offset}")
+
+
+def read_first_piece(
+    file: SourceFile, version: Version, buffer: memoryview, offset: int, hints: Sequence[ByteRange]
+) -> None:
+    """As `read_piece`, unless somebody has the file open for writing (EBUSY)."""
+    refuse_written(file)
+    read_piece(file, version, buffer, offset, hints)
+
+
+def attributes_unwritten(file: SourceFile) -> Attributes:
+    """Once more at the end, for bytes that a reader has given."""
+    refuse_written(file)
+    return file.attributes()

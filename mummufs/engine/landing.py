@@ -11,8 +11,9 @@ import logging
 
 import trio
 
-from mummufs.core.index import CacheIndex, Decision
+from mummufs.core.index import CacheIndex
 from mummufs.core.ranges import RangeKey, Version
+from mummufs.core.states import Decision
 from mummufs.core.stats import Counters
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.gate import Gate

@@ -188,10 +188,18 @@ class Overlay:
         """The backend does not know this node any more."""
         self.nodes.forget(node)
 
+    def let_go(self, node: Node) -> None:
+        """The engine has looked a node up and is done with it: it is forgotten, unless a backend knows it."""
+        if not node.known:
+            self.nodes.forget(node)
+
     # ------------------------------------------------------------------ files
 
-    async def open(self, node: Node) -> Handle:
+    async def open(self, node: Node, *, by_backend: bool = True) -> Handle:
         """Open a regular file for reading.
+
+        Args:
+            by_backend: the kernel learns of it, and may be told to drop the pages that it has.
 
         Raises:
             OSError: ESTALE where the name stands for another file or version by now: look it up again.
@@ -214,7 +222,7 @@ class Overlay:
         if current is not None and current is not known:  # somebody was quicker
             file = current
         handle = self._opened(node, file)
-        node.keep_pages = not written
+        node.keep_pages = not written and (by_backend or node.keep_pages)
         if self._catalog is not None:
             try:
                 await self._catalog.opened(node, file)

@@ -24,9 +24,9 @@ import trio
 
 from mummufs.core.errors import RangeFileError
 from mummufs.core.grazes import Grazes
-from mummufs.core.index import State
 from mummufs.core.plan import ReadPlan, Segment, SegmentKind, is_wanted
 from mummufs.core.ranges import ByteRange, RangeKey, Version
+from mummufs.core.states import State
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
 from mummufs.engine.flight import Flight, FlightFailedError, MovedOnError, read_piece
@@ -185,6 +185,8 @@ class Reader:
             if segment.kind is not SegmentKind.BYPASS:
                 key = plan.key(segment)
                 cache.index.touch(key, segment.size, hit=segment.kind is SegmentKind.HIT)
+                if cache.tracing.on:
+                    cache.tracing.touched(key, segment.size, hit=segment.kind is SegmentKind.HIT)
                 if segment.kind is SegmentKind.HIT:
                     part.hit = key
                 else:

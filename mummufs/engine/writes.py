@@ -144,7 +144,7 @@ class Writes:
         self.written += writing.writers == 1
         node.view = None
         if self._cache is not None:
-            self._cache.filler.doom(node.file)
+            self._cache.filler.hold(node.file)
         try:
             await self.quiet(node)
         except BaseException:
@@ -167,7 +167,6 @@ class Writes:
         self.written -= 1
         writing.file, writing.look = file, look if file is None else file.attributes
         if self._cache is None or not writing.table or self._nursery is None:
-            node.writing = None
             self._settled(node, file)
         elif not writing.settles:
             writing.settles = True
@@ -250,7 +249,6 @@ class Writes:
                 if left_ns > 0 and not writing.doubtful and not node.stale:
                     await trio.sleep(min(left_ns, self._settle_ns) / 1e9)
                 elif not writing.has_changed or await self._conclude(node, writing):
-                    node.writing = None
                     self._settled(node, writing.file)
                     break
         except Exception:  # nobody waits for this task, and it must not end the mount
@@ -286,6 +284,9 @@ class Writes:
 
     def _settled(self, node: Node, file: SourceFile | None) -> None:
         """Reads may be served from the store again, once the windows of the version are known."""
+        node.writing = None
+        if self._cache is not None:
+            self._cache.filler.held.discard(node.file)
         if self._catalog is None or self._nursery is None or node.stale or not node.opens or file is None:
             return
         self._catalog.show(node)

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mummufs.core.hotness import COLD, heat, log2_sum, touched
-from mummufs.core.policy import HALF_LIFE_BUDGETS, HotnessPolicy, LruPolicy
 
 _dates = st.floats(-1e6, 1e6)
 _weights = st.floats(1e-9, 1.0)
@@ -68,16 +67,3 @@ def test_a_date_is_the_sum_of_its_touches_each_decayed(touches: list[tuple[float
 
 def test_one_half_life_halves() -> None:
     assert heat(touched(COLD, 1.0, 7.0), 8.0) == -1.0
-
-
-def test_the_clock_of_the_policy_is_hit_bytes_over_budgets() -> None:
-    policy = HotnessPolicy(1000)
-    before = policy.date(COLD, 1.0, 1)
-    policy.hit(1000 * HALF_LIFE_BUDGETS)
-    assert policy.date(COLD, 1.0, 2) == before + 1.0
-    assert HotnessPolicy(0).date(COLD, 1.0, 1) == 0.0
-
-
-def test_lru_knows_only_the_last_touch() -> None:
-    policy = LruPolicy(1000)
-    assert policy.date(99.0, 0.1, 5) < policy.date(COLD, 1.0, 6)

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf, log2
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from sortedcontainers import SortedKeyList
 
 from mummufs.core.errors import TransitionError
-from mummufs.core.hotness import COLD
-from mummufs.core.index import (
-    TRANSITIONS,
-    WATERMARK_HIGH,
-    WATERMARK_LOW,
-    CacheIndex,
-    Decision,
-    Event,
-    FillPlan,
-    State,
-)
-from mummufs.core.policy import POLICIES, HotnessPolicy, Policy
+from mummufs.core.hotness import COLD, log2_sum
+from mummufs.core.index import CacheIndex
+from mummufs.core.policy import KNOWN, POLICIES, HotnessPolicy, Pack, Policy
 from mummufs.core.ranges import PAGE_SIZE, FileId, RangeKey, Version
+from mummufs.core.ratings import STRANGERS, HeatRecord
+from mummufs.core.states import TRANSITIONS, Decision, Event, FillPlan, State
 
 BUDGET = 24 * PAGE_SIZE
 OLD, NEW = Version(1 << 20, 1, 1), Version(1 << 20, 2, 2)
@@ -41,6 +36,21 @@ KEYS = [_key(i, 1 + i % 5) for i in range(14)]
 
 def _charge(key: RangeKey) -> int:
     return key.size + PAGE_SIZE
+
+
+PACKS = [b"a", b"b", b"c"]
+
+
+@dataclass
+class _Use:
+    """What the model knows of the use of a range: the pack that its date belongs to, and how much of a pass is done."""
+
+    pack: Pack
+    date: float = COLD
+    seq: int = 0
+    part: float = 0.0
+    read_at: float = -inf
+    again: bool = False
 
 
 @dataclass
@@ -62,9 +72,13 @@ class IndexMachine(RuleBasedStateMachine):
         self.index = CacheIndex(BUDGET, POLICIES[self.policy_name](BUDGET))
         self.policy: Policy = POLICIES[self.policy_name](BUDGET)
         self.known: dict[RangeKey, _Known] = {}
-        self.dates: dict[RangeKey, tuple[float, int]] = {}
+        self.packs = {name: Pack(name, SortedKeyList()) for name in (STRANGERS, *PACKS)}
+        self.files: dict[FileId, Pack] = {}
+        self.uses: dict[RangeKey, _Use] = {}
+        self.pins: set[RangeKey] = set()
         self.overhead = 0
         self.touches = 0
+        self.read_bytes = 0
 
     # ------------------------------------------------------------------ the model
 
@@ -75,9 +89,40 @@ class IndexMachine(RuleBasedStateMachine):
     def free(self) -> int:
         return BUDGET - self.overhead - self.bytes_in(State.RESIDENT, State.EVICTING, State.FILLING)
 
+    def use(self, key: RangeKey) -> _Use:
+        return self.uses.get(key) or _Use(self.files.get(key.file, self.packs[STRANGERS]))
+
+    def settle(self, key: RangeKey) -> _Use:
+        """A range goes over to its file's pack."""
+        use, pack = self.use(key), self.files.get(key.file, self.packs[STRANGERS])
+        if use.pack is not pack:
+            use.date = self.policy.recalled(pack, self.policy.heat(use.pack, use.date), use.seq)
+            use.pack = pack
+        self.uses[key] = use
+        return use
+
+    def forget(self, key: RangeKey) -> None:
+        """A range is absent again."""
+        if not self.policy.remembers or self.uses[key].date == COLD:
+            del self.uses[key]
+
     def coldest_first(self) -> list[RangeKey]:
-        resident = [key for key, known in self.known.items() if known.state is State.RESIDENT]
-        return sorted(resident, key=lambda key: (*self.dates.get(key, (COLD, 0)), key))
+        resident = [key for key, known in self.known.items() if known.state is State.RESIDENT and key not in self.pins]
+
+        def place(key: RangeKey) -> tuple[float, float, int, RangeKey]:
+            use = self.use(key)
+            return self.policy.score(use.pack, use.date), use.date, use.seq, key
+
+        return sorted(resident, key=place)
+
+    def admitted(self, key: RangeKey, victim: RangeKey) -> bool:
+        """As if the pass that is under way were over."""
+        use, its = self.use(key), self.use(victim)
+        pack = self.files.get(key.file, self.packs[STRANGERS])
+        heat = self.policy.heat(use.pack, use.date)
+        whole = log2_sum(heat, log2(1 - use.part)) if use.part or heat == COLD else heat
+        date = self.policy.recalled(pack, whole, max(use.seq, its.seq))
+        return key in self.pins or self.policy.admits(pack, date, its.pack, its.date)
 
     def in_state(self, state: State) -> list[RangeKey]:
         return sorted(key for key, known in self.known.items() if known.state is state)
@@ -102,16 +147,21 @@ class IndexMachine(RuleBasedStateMachine):
         first = [key] if stale else []
         victims = list(plan.victims)
         to_come = self.free + self.bytes_in(State.EVICTING)
+        if plan.decision is Decision.COLDER:
+            assert not victims
+            assert any(not self.admitted(key, other) for other in others)
+            return
         if plan.decision is Decision.NO_VICTIMS:
             assert not victims
             assert to_come + sum(self.known[k].charge for k in [*first, *others]) < charge
             return
         assert victims == first + others[: len(victims) - len(first)], "the stale file, then the coldest"
+        assert all(self.admitted(key, victim) for victim in victims if victim != key), "each is worth less"
         room = to_come + sum(self.known[k].charge for k in victims)
         assert room >= charge, "with the victims gone there is room"
         if victims[len(first) :]:
             assert room - self.known[victims[-1]].charge < charge, "and none goes for nothing"
-        ready = not victims and charge <= self.free
+        ready = not stale and charge <= self.free
         assert plan.decision is (Decision.READY if ready else Decision.ROOM)
 
     # ------------------------------------------------------------------ the calls
@@ -123,6 +173,7 @@ class IndexMachine(RuleBasedStateMachine):
         if plan.decision is Decision.READY:
             self.index.begin_fill(key, _charge(key), version)
             self.known[key] = _Known(State.FILLING, _charge(key), version)
+            self.uses.setdefault(key, self.use(key))
             assert self.free >= 0, "a fill never passes the budget"
         for victim in plan.victims:
             self.begin_evict(victim)
@@ -134,25 +185,60 @@ class IndexMachine(RuleBasedStateMachine):
         if whole:
             self.index.commit_fill(key)
             self.known[key].state = State.RESIDENT
+            self.list_again(key)
         else:
             self.index.abort_fill(key)
             del self.known[key]
+            self.forget(key)
+
+    def list_again(self, key: RangeKey) -> None:
+        if key not in self.pins:
+            self.settle(key)
 
     @rule(key=st.sampled_from(KEYS), size=st.integers(0, 8 * PAGE_SIZE), hit=st.booleans())
     def touch(self, key: RangeKey, size: int, hit: bool) -> None:
         self.index.touch(key, size, hit=hit)
         if size == 0:
             return
-        if hit:
-            self.policy.hit(size)
+        use, weight = self.settle(key), min(1.0, size / key.size)
+        if not use.part:
+            soon = self.read_bytes - use.read_at <= self.policy.again_bytes
+            use.again = soon or self.policy.heat(use.pack, use.date) >= KNOWN
+            use.read_at = self.read_bytes
+        self.read_bytes += size
+        self.policy.read(use.pack, size, hit=hit, again=use.again)
         self.touches += 1
-        date = self.policy.date(self.dates.get(key, (COLD, 0))[0], min(1.0, size / key.size), self.touches)
-        self.dates[key] = date, self.touches
+        use.date, use.seq = self.policy.date(use.pack, use.date, weight, self.touches), self.touches
+        use.part = use.part + weight if use.part + weight < 1 - 1e-9 else 0.0
+
+    @rule(key=st.sampled_from(KEYS), name=st.sampled_from([STRANGERS, *PACKS]))
+    def join(self, key: RangeKey, name: bytes) -> None:
+        self.index.join(key.file, name)
+        self.files[key.file] = self.packs[name]
+
+    @rule(key=st.sampled_from(KEYS), pinned=st.booleans())
+    def pin(self, key: RangeKey, pinned: bool) -> None:
+        was, known = key in self.pins, self.known.get(key)
+        (self.index.pin if pinned else self.index.unpin)(key)
+        (self.pins.add if pinned else self.pins.discard)(key)
+        if was and not pinned and known is not None and known.state is State.RESIDENT:
+            self.settle(key)
+
+    @rule(key=st.sampled_from(KEYS), heat=st.floats(-5, 20), seq=st.integers(0, 1000))
+    def recall(self, key: RangeKey, heat: float, seq: int) -> None:
+        self.index.recall(HeatRecord(key, heat, seq))
+        use = self.settle(key)
+        use.seq = use.seq or seq - (1 << 62)
+        total = log2_sum(self.policy.heat(use.pack, use.date), heat)
+        use.date = self.policy.recalled(use.pack, total, use.seq)
 
     @rule(key=st.sampled_from(KEYS), version=st.sampled_from(VERSIONS))
     def restore(self, key: RangeKey, version: Version) -> None:
         assert self.index.restore(key, _charge(key), version) == (key not in self.known)
-        self.known.setdefault(key, _Known(State.RESIDENT, _charge(key), version))
+        if key not in self.known:
+            self.known[key] = _Known(State.RESIDENT, _charge(key), version)
+            self.uses.setdefault(key, self.use(key))
+            self.list_again(key)
 
     @precondition(lambda self: self.in_state(State.RESIDENT))
     @rule(data=st.data(), version=st.sampled_from(VERSIONS))
@@ -171,13 +257,10 @@ class IndexMachine(RuleBasedStateMachine):
         victims = list(self.index.plan_eviction())
         taken = BUDGET - self.free - self.bytes_in(State.EVICTING)
         assert victims == self.coldest_first()[: len(victims)]
-        if taken <= WATERMARK_HIGH * BUDGET:
-            assert not victims
-            return
         after = taken - sum(self.known[key].charge for key in victims)
-        assert after <= WATERMARK_LOW * BUDGET or victims == self.coldest_first()
+        assert after <= BUDGET or victims == self.coldest_first()
         if victims:
-            assert after + self.known[victims[-1]].charge > WATERMARK_LOW * BUDGET
+            assert after + self.known[victims[-1]].charge > BUDGET, "and none goes for nothing"
         for key in victims:
             self.begin_evict(key)
 
@@ -191,6 +274,7 @@ class IndexMachine(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(self.in_state(State.EVICTING)))
         self.index.finish_evict(key)
         del self.known[key]
+        self.forget(key)
 
     @rule(key=st.sampled_from(KEYS), event=st.sampled_from(Event))
     def a_transition_out_of_the_table_changes_nothing(self, key: RangeKey, event: Event) -> None:
@@ -210,8 +294,16 @@ class IndexMachine(RuleBasedStateMachine):
         assert statistics.filling_bytes == self.bytes_in(State.FILLING)
         assert statistics.overhead_bytes == self.overhead
         assert self.index.free_bytes == self.free
-        assert list(self.index.resident_keys()) == self.coldest_first()
-        assert statistics.ghosts == len(self.dates.keys() - self.known.keys())
+        pinned = [key for key in self.in_state(State.RESIDENT) if key in self.pins]
+        assert list(self.index.resident_keys()) == self.coldest_first() + pinned
+        ghosts = self.uses.keys() - self.known.keys()
+        assert statistics.ghosts == len(ghosts)
+        staying = [k for k in self.known if k in self.pins and self.known[k].state is not State.EVICTING]
+        assert self.index.pinned_bytes == sum(self.known[k].charge for k in staying)
+        records = {record.key: record.heat for record in self.index.hot_ranges()}
+        heats = {key: self.policy.heat(use.pack, use.date) for key, use in self.uses.items() if use.date != COLD}
+        assert records == heats
+        assert all(self.index.heat(key) == heats.get(key, COLD) for key in KEYS)
         for key in KEYS:
             known = self.known.get(key)
             assert self.index.state(key) is (known.state if known else State.ABSENT)
@@ -221,9 +313,21 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 class LruIndexMachine(IndexMachine):
-    """The same under the other policy."""
+    """The same under another policy."""
 
     policy_name = "lru"
+
+
+class LfuIndexMachine(IndexMachine):
+    """And another."""
+
+    policy_name = "lfu"
+
+
+class DecayIndexMachine(IndexMachine):
+    """And one that forgets."""
+
+    policy_name = "decay"
 
 
 _SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None)
@@ -231,6 +335,10 @@ TestHotnessIndex = IndexMachine.TestCase
 TestHotnessIndex.settings = _SETTINGS
 TestLruIndex = LruIndexMachine.TestCase
 TestLruIndex.settings = _SETTINGS
+TestLfuIndex = LfuIndexMachine.TestCase
+TestLfuIndex.settings = _SETTINGS
+TestDecayIndex = DecayIndexMachine.TestCase
+TestDecayIndex.settings = _SETTINGS
 
 
 # ---------------------------------------------------------------------- transitions

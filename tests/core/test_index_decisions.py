@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from mummufs.core import index as module
-from mummufs.core.index import VICTIMS_MAX, WATERMARK_LOW, CacheIndex, Decision, FillPlan, State
+from mummufs.core import ratings as module
+from mummufs.core.index import HEADROOM_SHARE, VICTIMS_MAX, CacheIndex
 from mummufs.core.policy import HotnessPolicy, LruPolicy, Policy
 from mummufs.core.ranges import PAGE_SIZE, FileId, RangeKey, Version
+from mummufs.core.states import Decision, FillPlan, State
 
 BUDGET = 24 * PAGE_SIZE
 OLD, NEW = Version(1 << 20, 1, 1), Version(1 << 20, 2, 2)
@@ -81,7 +82,7 @@ def test_after_a_restore_over_the_budget_no_fill_begins_until_it_is_met() -> Non
     for key in keys[:10]:
         if index.state(key) is State.EVICTING:
             index.finish_evict(key)
-    assert index.statistics().used_bytes <= WATERMARK_LOW * 8 * PAGE_SIZE
+    assert index.statistics().used_bytes <= 8 * PAGE_SIZE
     assert len(_fill(index, keys[10])) <= 1
     assert index.free_bytes >= 0
 
@@ -91,7 +92,8 @@ def test_one_plan_names_a_bounded_number_of_victims() -> None:
     index = CacheIndex(count * 2 * PAGE_SIZE, HotnessPolicy(BUDGET))
     for i in range(count):
         index.restore(_key(i, 1), 2 * PAGE_SIZE, OLD)
-    assert len(index.plan_fill(_key(9999), index.budget_bytes, OLD).victims) == VICTIMS_MAX
+    whole = index.budget_bytes - index.headroom_bytes
+    assert len(index.plan_fill(_key(9999), whole, OLD).victims) == VICTIMS_MAX
     index.set_overhead(index.budget_bytes)
     assert len(index.plan_eviction()) == VICTIMS_MAX
 
@@ -136,9 +138,8 @@ def test_forty_requests_of_one_pass_are_one_touch(hit: bool) -> None:
     index.touch(whole, whole.size, hit=hit)
     for _ in range(80):
         index.touch(twice, PAGE_SIZE, hit=hit)
-    dates = {key: index._entries[key].date for key in (pieces, whole, twice)}
-    assert dates[pieces] == pytest.approx(dates[whole], abs=1e-6)
-    assert dates[twice] == pytest.approx(dates[whole] + 1, abs=1e-6)
+    assert index.heat(pieces) == pytest.approx(index.heat(whole), abs=1e-6)
+    assert index.heat(twice) == pytest.approx(index.heat(whole) + 1, abs=1e-6)
 
 
 def test_of_equally_hot_ranges_the_least_recently_used_goes_first() -> None:
@@ -183,4 +184,54 @@ def test_the_number_of_ghosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     for i in (0, 1, 2, 0, 3):
         index.touch(_key(i), 1, hit=False)
     index._check()
-    assert set(index._ghosts) == {_key(0), _key(2), _key(3)}
+    assert {record.key for record in index.hot_ranges()} == {_key(0), _key(2), _key(3)}
+
+
+def test_the_headroom_is_kept_free_without_anybody_waiting() -> None:
+    budget = int(8 * PAGE_SIZE / HEADROOM_SHARE)
+    index = CacheIndex(budget, LruPolicy(budget))
+    assert index.headroom_bytes == 8 * PAGE_SIZE
+    keys = [_key(i, 3) for i in range(budget // _charge(_key(0, 3)) - 2)]
+    assert not any(_fill(index, key) for key in keys)
+    assert index.free_bytes == 8 * PAGE_SIZE
+    one_more = _key(9999, 3)
+    index.touch(one_more, one_more.size, hit=False)
+    assert index.plan_fill(one_more, _charge(one_more), OLD) == FillPlan(Decision.READY, (keys[0],))
+    assert index.plan_fill(one_more, 9 * PAGE_SIZE, OLD) == FillPlan(Decision.ROOM, tuple(keys[:3]))
+    assert index.plan_fill(one_more, budget - PAGE_SIZE, OLD) == FillPlan(Decision.TOO_LARGE)
+
+
+def test_room_that_is_free_for_a_moment_admits_nobody() -> None:
+    """Else a crawl over cold files would be written to the store, range by range, to be evicted at once."""
+    budget = int(8 * PAGE_SIZE / HEADROOM_SHARE)
+    index = CacheIndex(budget, HotnessPolicy(budget))
+    keys = [_key(i, 3) for i in range(budget // _charge(_key(0, 3)) - 2)]
+    for key in keys:
+        for _ in range(3):
+            index.touch(key, key.size, hit=False)
+        _fill(index, key)
+    cold = _key(9999, 3)
+    index.touch(cold, cold.size, hit=False)
+    assert _charge(cold) < index.free_bytes
+    assert index.plan_fill(cold, _charge(cold), OLD) == FillPlan(Decision.COLDER)
+
+
+def test_what_is_pinned_stays_and_is_let_in() -> None:
+    index = CacheIndex(BUDGET, HotnessPolicy(BUDGET))
+    kept, hot, wanted = _key(0, 7), [_key(i, 7) for i in (1, 2)], _key(3, 7)
+    index.pin(kept)
+    _fill(index, kept)
+    for key in hot:
+        for _ in range(9):
+            index.touch(key, key.size, hit=False)
+        _fill(index, key)
+    index.touch(wanted, wanted.size, hit=False)
+    assert index.plan_fill(wanted, _charge(wanted), OLD) == FillPlan(Decision.COLDER)
+    index.pin(wanted)
+    assert _fill(index, wanted) == (hot[0],)
+    assert index.pinned_bytes == _charge(kept) + _charge(wanted)
+    index.set_overhead(BUDGET)
+    assert index.plan_eviction() == (hot[1],), "nothing that is pinned, whatever the need"
+    index.unpin(kept)
+    assert index.plan_eviction() == (kept, hot[1])
+    assert index.plan_fill(_key(4, 1), _charge(_key(4, 1)), OLD).decision is Decision.TOO_LARGE

@@ -20,10 +20,11 @@ from typing import Any, TypeVar, TypeVarTuple
 import trio
 import trio.testing
 
-from mummufs.core.index import CacheIndex, State
+from mummufs.core.index import CacheIndex
 from mummufs.core.manifest import RangeTable
 from mummufs.core.plan import window_key
 from mummufs.core.ranges import RangeKey
+from mummufs.core.states import State
 from mummufs.engine.cache import Cache
 from mummufs.engine.overlay import Handle
 from mummufs.engine.service import Service, ServiceOptions
@@ -280,6 +281,7 @@ async def engine(
     parser: FakeParser | None,
     *,
     fs: Os | None = None,
+    store: RangeStore | None = None,
     budget_bytes: int = 64 << 20,
     policy: str = "hotness",
     source_reads: int = 8,
@@ -287,6 +289,7 @@ async def engine(
     settle_s: float = 0.0,
     wall_ns: Callable[[], int] = lambda: WALL_NS,
     read_around: bool = False,
+    write_budget_bytes: int = 0,
     scan: bool = False,
     hold_scan: bool = False,
 ) -> AsyncIterator[Engine]:
@@ -294,6 +297,7 @@ async def engine(
 
     Args:
         parser: None for the real one, in a child process.
+        store: one that was made already, in place of `fs`.
         read_around: the source is told what is likely to be read next.
         scan: look for what an earlier engine has left in the store; `hold_scan`: not before `scan_gate` is set.
     """
@@ -304,8 +308,9 @@ async def engine(
         policy=policy,
         open_max=open_max,
         read_around=read_around,
+        write_budget_bytes=write_budget_bytes,
     )
-    store = RangeStore(fs or RealOs(store_dir))
+    store = store or RangeStore(fs or RealOs(store_dir))
     service = _WatchedService(
         source, options, store, store_dir=store_dir if scan else None, parser=parser, wall_ns=wall_ns
     )

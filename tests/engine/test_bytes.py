@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mummufs.core.index import State
+from mummufs.core.states import State
 from mummufs.source.memory import MemorySource
 from tests.engine.harness import KIB, PAGE, Engine, FakeParser, contents, engine, make_table
 

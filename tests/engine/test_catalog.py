@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from mummufs.core.errors import ManifestError
-from mummufs.core.index import State
 from mummufs.core.manifest import RangeTable
+from mummufs.core.states import State
 from mummufs.engine.catalog import Catalog
 from mummufs.source.memory import MemorySource
 from mummufs.source.tree import TreeSource

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from mummufs.core.index import WATERMARK_HIGH, WATERMARK_LOW, CacheIndex, State
+from mummufs.core.index import CacheIndex
+from mummufs.core.states import State
 from mummufs.source.memory import MemorySource
 from mummufs.store.layout import charge_of
 from tests.engine.harness import KIB, PAGE, FakeParser, budget_for, contents, engine, gather, make_table
@@ -124,7 +125,7 @@ async def test_bytes_stay_counted_while_somebody_reads_from_the_range_file(tmp_p
         e.check()
 
 
-async def test_eviction_in_the_background_goes_from_the_high_to_the_low_watermark(tmp_path: Path) -> None:
+async def test_the_budget_is_used_up_to_its_headroom(tmp_path: Path) -> None:
     source, parser = source_and_parser()
     budget = 20 * charge_of(WINDOW)
     async with engine(source, tmp_path, parser, budget_bytes=budget) as e:
@@ -134,9 +135,8 @@ async def test_eviction_in_the_background_goes_from_the_high_to_the_low_watermar
             await e.fill(handle, i)
             s = e.index.statistics()
             taken.append(s.used_bytes + s.overhead_bytes)
-            assert taken[-1] <= WATERMARK_HIGH * budget
-        assert taken[17] > WATERMARK_LOW * budget
-        assert min(taken[18:]) > WATERMARK_LOW * budget - charge_of(WINDOW)
+            assert taken[-1] <= budget - e.index.headroom_bytes
+        assert min(taken[20:]) > budget - e.index.headroom_bytes - charge_of(WINDOW)
         assert e.counters.evictions.ranges > 0
         assert e.state(handle, 0) is State.ABSENT  # the oldest of equals
         assert e.state(handle, COUNT - 1) is State.RESIDENT

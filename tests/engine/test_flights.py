@@ -11,8 +11,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mummufs.core.index import State
 from mummufs.core.ranges import ByteRange, FileId, RangeKey, Version
+from mummufs.core.states import State
 from mummufs.engine.flight import PIECE_MAX_BYTES, Flight
 from mummufs.source.memory import MemoryFile, MemorySource
 from tests.engine.harness import KIB, PAGE, FakeParser, contents, engine, gather, make_table

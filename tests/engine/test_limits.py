@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from mummufs.core.index import State
+from mummufs.core.states import State
 from mummufs.engine import filler, landing
 from mummufs.source.memory import MemorySource
 from mummufs.store.layout import TMP_DIR, charge_of

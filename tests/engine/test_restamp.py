@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from mummufs.core.index import State
+from mummufs.core.states import State
 from mummufs.engine.overlay import Handle
 from mummufs.source.memory import MemorySource
 from mummufs.store.layout import HEADER_BYTES, HEADER_USED_BYTES
@@ -78,7 +78,7 @@ async def test_a_chmod_loses_no_range_and_writes_no_data(tmp_path: Path) -> None
         await chmod(e, handle)
         assert e.index.statistics().resident == COUNT
         hits, read, fs.written = e.counters.reads.hit_bytes, source.read_bytes(), 0
-        heat = [e.index._heat_of(e.key(handle, i)) for i in range(COUNT)]
+        heat = [e.index.heat(e.key(handle, i)) for i in range(COUNT)]
         for i in range(COUNT):
             assert await e.read(handle, i * WINDOW + PAGE, PAGE) == OLD[i * WINDOW + PAGE : i * WINDOW + 2 * PAGE]
             await e.idle()
@@ -88,7 +88,7 @@ async def test_a_chmod_loses_no_range_and_writes_no_data(tmp_path: Path) -> None
         assert e.counters.fills.restamped == COUNT
         assert (e.counters.fills.completed, e.counters.fills.aborted, e.counters.evictions.ranges) == (COUNT, 0, 0)
         assert files(e, handle) == before
-        assert all(e.index._heat_of(e.key(handle, i)) > heat[i] for i in range(COUNT)), "its heat is not lost"
+        assert all(e.index.heat(e.key(handle, i)) > heat[i] for i in range(COUNT)), "its heat is not lost"
         await assert_served(e, handle)
 
 

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from mummufs.core.ranges import ByteRange, FileId, RangeKey
 from mummufs.engine import filler, flight
 from mummufs.engine.filler import FOREGROUND_BYTES, MERGE_GAP_BYTES, MERGE_MAX_BYTES, _merged
-from mummufs.engine.schedule import BACKGROUND_WAIT_S, Schedule
+from mummufs.engine.schedule import BACKGROUND_WAIT_S, LOWEST_WAIT_S, Schedule
 from mummufs.engine.threads import Pools
 from mummufs.source.memory import MemorySource
 from tests.engine.harness import KIB, PAGE, FakeParser, FaultyOs, contents, engine, gather, make_table
@@ -44,9 +44,9 @@ class Calls:
         self.ends[name] = trio.Event()
         await self.schedule.read(self.call, name)
 
-    async def background(self, name: str, offset: int, go: trio.Event) -> None:
+    async def background(self, name: str, offset: int, go: trio.Event, lowest: bool = False) -> None:
         self.ends[name] = trio.Event()
-        await self.schedule.read_in_turn(FILE, offset, go, self.call, name)
+        await self.schedule.read_in_turn(FILE, offset, go, self.call, name, lowest=lowest)
 
     async def settle(self, count: int) -> None:
         """Wait until so many calls have begun."""
@@ -111,6 +111,31 @@ async def test_it_does_not_wait_for_ever(mock_clock: MockClock) -> None:
         assert (calls.schedule.foreground, calls.schedule.background, calls.schedule.waiting) == (2, 0, 0)
         calls.ends["b"].set()
         calls.ends["f"].set()
+    calls.check_at_rest()
+
+
+async def test_the_lowest_lets_every_other_one_pass_for_a_time(mock_clock: MockClock) -> None:
+    calls = Calls()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(calls.background, "first", 0, trio.Event())
+        await calls.settle(1)
+        for name in ("low 1", "low 2", "low 3"):
+            nursery.start_soon(calls.background, name, 0, trio.Event(), True)
+        nursery.start_soon(calls.background, "b", 9, trio.Event())
+        await calls.settle(1)
+        assert (calls.begun, calls.schedule.waiting) == (["first"], 4)
+        calls.ends["first"].set()
+        await calls.settle(2)
+        assert calls.begun[-1] == "b"
+        mock_clock.jump(BACKGROUND_WAIT_S)
+        await calls.settle(2)
+        calls.ends["b"].set()
+        await calls.settle(3)
+        assert calls.begun[-1].startswith("low")
+        mock_clock.jump(LOWEST_WAIT_S)
+        await calls.settle(5)
+        for name in ("low 1", "low 2", "low 3"):
+            calls.ends[name].set()
     calls.check_at_rest()
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from mummufs.core.index import State
 from mummufs.core.ranges import RangeKey
+from mummufs.core.states import State
 from mummufs.engine.scrub import Scrub
 from mummufs.source.memory import MemorySource
 from mummufs.store.layout import HEADER_BYTES

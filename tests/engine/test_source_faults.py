@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from mummufs.core.index import State
+from mummufs.core.states import State
 from mummufs.source.memory import MemorySource
 from tests.engine.harness import KIB, PAGE, FakeParser, contents, empty, engine, gather, make_table
 

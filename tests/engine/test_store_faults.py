@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from mummufs.core import breaker
 from mummufs.core.breaker import StoreState
-from mummufs.core.index import State
+from mummufs.core.states import State
 from mummufs.engine import evictor
 from mummufs.source.memory import MemorySource
 from mummufs.store.layout import HEADER_BYTES, range_name

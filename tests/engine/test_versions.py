@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from mummufs.core.index import State
 from mummufs.core.manifest import RangeTable
+from mummufs.core.states import State
 from mummufs.engine.overlay import Handle
 from mummufs.source.memory import MemorySource
 from tests.engine.harness import KIB, PAGE, Engine, FakeParser, FaultyOs, contents, engine, gather, make_table

@@ -13,7 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from mummufs.core.index import State
+from mummufs.core.states import State
 from mummufs.engine.mirror import Mirror
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Handle

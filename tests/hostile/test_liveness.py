@@ -77,6 +77,7 @@ class Planted(Mounted):
 
 
 @pytest.mark.mount
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exception_in_each_handler(tree: Path, store: Path, kind: str) -> None:
     """EIO for that caller, a count, and the next call is answered as ever."""

@@ -1,0 +1,316 @@
+"""How hot each range is, whether it is resident or not, and who goes first.
+
+Theory of operation. Each range that was ever touched has a `Rating`. That of a range that may be evicted is *listed*:
+it stands in its pack's sorted list. Those of absent ranges are kept as *ghosts*, so that heat outlives eviction.
+Everything else (a range that is filling, going, or pinned) has a rating that stands nowhere.
+
+A pack is named when one of its files is opened (`join`). Ranges that were rated before that, because a scan found them,
+belong to the strangers; a range goes over to its file's pack, with its heat, when it is next touched or listed. So no
+call has to walk the ranges of a file. What nobody touches stays with the strangers, who are read by nobody, and goes
+first.
+
+The coldest of all are found by merging the packs' lists: O(packs) for the first, O(log packs) for each that follows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from itertools import islice
+from math import inf, log2
+from operator import attrgetter
+from typing import NamedTuple
+
+from sortedcontainers import SortedKeyList
+
+from mummufs.core.hotness import COLD, log2_sum
+from mummufs.core.policy import KNOWN, Pack, Policy
+from mummufs.core.ranges import FileId, RangeKey
+
+GHOSTS_MAX = 200_000
+"""Absent ranges whose heat is remembered; the one touched longest ago is forgotten first."""
+PACKS_MAX = 64
+"""Packs told apart. One more takes the place of the quietest that has nothing resident, or joins the strangers."""
+FILES_MAX = 16_384
+"""Files whose pack is remembered; the one opened longest ago is forgotten first."""
+STRANGERS = b""
+"""The name of the pack of files whose pack is not known."""
+_WHOLE = 1.0 - 1e-9
+"""Pieces of a pass add up to one but for rounding."""
+_BEFORE = 1 << 62
+"""Touches of earlier mounts are this much older than those of this one."""
+
+
+class HeatRecord(NamedTuple):
+    """The heat of one range, for a later mount.
+
+    Attributes:
+        heat: log2 of the heat at the time the record was made.
+        seq: whose order tells which of two ranges was touched later; its value means nothing. To be recalled it is
+            at most 0, so that each mount's touches come after those of all mounts before.
+    """
+
+    key: RangeKey
+    heat: float
+    seq: int
+
+
+class PackRecord(NamedTuple):
+    """A pack, for a later mount: log2 of the bytes that were read of it lately, and its files."""
+
+    name: bytes
+    activity: float
+    files: tuple[FileId, ...]
+
+
+class Rating:
+    """What is known of how a range is used.
+
+    Attributes:
+        date: as the policy has it; COLD if it was never touched.
+        seq: the number of its last touch.
+        part: how much of the pass that is under way has been read: the pieces of a pass add up to one touch.
+        read_at: the bytes that had been read of everything when its last pass began.
+        place: where it stands in its pack's list, while it is listed. With the key it stands there alone: restored
+            ranges are all COLD, and a list searches through equals.
+        again: whether that pass counts as activity of its pack: it came soon after another, or the range is well known.
+    """
+
+    __slots__ = ("again", "date", "key", "listed", "pack", "part", "place", "read_at", "seq")
+
+    def __init__(self, key: RangeKey, pack: Pack) -> None:
+        self.key = key
+        self.pack = pack
+        self.date = COLD
+        self.seq = 0
+        self.part = 0.0
+        self.read_at = -inf
+        self.place = (COLD, 0, key)
+        self.again = False
+        self.listed = False
+
+
+_place = attrgetter("place")
+
+
+class Ratings:
+    """The ratings of all ranges. O(log n) per call, unless it says otherwise."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._strangers = Pack(STRANGERS, SortedKeyList(key=_place))
+        self._packs = {STRANGERS: self._strangers}
+        self._files: OrderedDict[FileId, Pack] = OrderedDict()
+        self._ghosts: OrderedDict[RangeKey, Rating] = OrderedDict()
+        self._seq = 0
+        self._read_bytes = 0
+
+    @property
+    def ghosts(self) -> int:
+        """Absent ranges whose heat is known."""
+        return len(self._ghosts)
+
+    # ------------------------------------------------------------------ packs
+
+    @property
+    def packs_known(self) -> int:
+        """Packs told apart, the strangers among them."""
+        return len(self._packs)
+
+    def join(self, file: FileId, name: bytes) -> None:
+        """A file belongs to the pack of this name from now on."""
+        pack = self._pack(name)
+        if self._files.get(file) is pack:
+            self._files.move_to_end(file)
+            return
+        self._files.pop(file, None)
+        if pack is not self._strangers:
+            self._files[file] = pack
+            if len(self._files) > FILES_MAX:
+                self._files.popitem(last=False)
+
+    def packs(self) -> list[PackRecord]:
+        """The packs that were read or have files. O(files)."""
+        files: dict[bytes, list[FileId]] = {name: [] for name in self._packs}
+        for file, pack in self._files.items():
+            files[pack.name].append(file)
+        return [
+            PackRecord(name, self._policy.activity(pack), tuple(files[name]))
+            for name, pack in self._packs.items()
+            if files[name] or pack.activity
+        ]
+
+    def recall_pack(self, record: PackRecord) -> None:
+        """A pack of an earlier mount."""
+        pack = self._pack(record.name)
+        self._policy.recall_activity(pack, record.activity)
+        for file in record.files:
+            if file not in self._files:  # else it has been opened since, and is known better
+                self.join(file, record.name)
+
+    def _pack(self, name: bytes) -> Pack:
+        pack = self._packs.get(name)
+        if pack is not None:
+            return pack
+        if len(self._packs) >= PACKS_MAX:
+            empty = [p for p in self._packs.values() if not p.order and p is not self._strangers]
+            if not empty:
+                return self._strangers
+            quietest = min(empty, key=lambda p: p.activity)
+            del self._packs[quietest.name]
+            for file in [f for f, p in self._files.items() if p is quietest]:
+                del self._files[file]
+        pack = self._packs[name] = Pack(name, SortedKeyList(key=_place))
+        return pack
+
+    def _pack_of(self, key: RangeKey) -> Pack:
+        return self._files.get(key.file, self._strangers)
+
+    def _settle(self, rating: Rating) -> None:
+        """Have an unlisted rating in its file's pack."""
+        pack = self._pack_of(rating.key)
+        if rating.pack is not pack:
+            rating.date = self._policy.recalled(pack, self._policy.heat(rating.pack, rating.date), rating.seq)
+            rating.pack = pack
+
+    # ------------------------------------------------------------------ ratings
+
+    def take(self, key: RangeKey) -> Rating:
+        """The rating of a range that is absent no longer."""
+        return self._ghosts.pop(key, None) or Rating(key, self._pack_of(key))
+
+    def leave(self, rating: Rating) -> None:
+        """A range is absent again: its rating becomes a ghost."""
+        if rating.date != COLD and self._policy.remembers:
+            self._remember(rating)
+
+    def find(self, key: RangeKey) -> Rating:
+        """The rating of an absent range, to look at."""
+        return self._ghosts.get(key) or Rating(key, self._pack_of(key))
+
+    def enlist(self, rating: Rating) -> None:
+        """From now on this range may be a victim."""
+        self._settle(rating)
+        rating.place = rating.date, rating.seq, rating.key
+        rating.pack.order.add(rating)
+        rating.listed = True
+
+    def delist(self, rating: Rating) -> None:
+        """From now on it may not. Changes nothing for one that was not listed."""
+        if rating.listed:
+            rating.pack.order.remove(rating)
+            rating.listed = False
+
+    def touch(self, rating: Rating, size: int, *, hit: bool) -> None:
+        """`size` bytes of a range were read."""
+        listed = rating.listed
+        if listed:
+            rating.pack.order.remove(rating)
+            rating.listed = False
+        self._settle(rating)
+        key, pack = rating.key, rating.pack
+        if not rating.part:
+            soon = self._read_bytes - rating.read_at <= self._policy.again_bytes
+            rating.again = soon or self._policy.heat(pack, rating.date) >= KNOWN
+            rating.read_at = self._read_bytes
+        self._read_bytes += size
+        self._policy.read(pack, size, hit=hit, again=rating.again)
+        self._seq += 1
+        weight = min(1.0, size / key.size)
+        rating.date = self._policy.date(pack, rating.date, weight, self._seq)
+        rating.seq = self._seq
+        part = rating.part + weight
+        rating.part = part if part < _WHOLE else 0.0
+        if listed:
+            rating.place = rating.date, rating.seq, key
+            pack.order.add(rating)
+            rating.listed = True
+
+    def touch_absent(self, key: RangeKey, size: int, *, hit: bool) -> None:
+        """The same for a range that is absent."""
+        rating = self.take(key)
+        self.touch(rating, size, hit=hit)
+        self._remember(rating)
+
+    def coldest(self) -> Iterator[Rating]:
+        """The listed ratings, coldest first. Not to be gone on with after a change."""
+        policy = self._policy
+        orders = [pack.order for pack in self._packs.values() if pack.order]
+        if len(orders) == 1:
+            return iter(orders[0])
+        return merge(*orders, key=lambda r: (policy.score(r.pack, r.date), r.place))
+
+    def admits(self, rating: Rating, victim: Rating) -> bool:
+        """Whether a range may take the place of another.
+
+        A range is asked for at the first piece of a pass, so it is compared as if the pass were over, or it would be
+        declined for ever; and one that was never touched as if it had been just now.
+        """
+        pack = self._pack_of(rating.key)
+        heat = self._policy.heat(rating.pack, rating.date)
+        if rating.part or heat == COLD:
+            heat = log2_sum(heat, log2(1.0 - rating.part))
+        date = self._policy.recalled(pack, heat, max(rating.seq, victim.seq))
+        return self._policy.admits(pack, date, victim.pack, victim.date)
+
+    def heat(self, rating: Rating) -> float:
+        """log2 of its heat now, or COLD."""
+        return self._policy.heat(rating.pack, rating.date)
+
+    # ------------------------------------------------------------------ for a later mount
+
+    def ghost_keys(self) -> list[RangeKey]:
+        """The absent ranges whose heat is known, in no order. O(n), some milliseconds for 200,000."""
+        return list(dict.keys(self._ghosts))
+
+    def record(self, rating: Rating) -> HeatRecord | None:
+        """Its heat; None if it has none. What was recalled comes before what was touched since."""
+        if rating.date == COLD:
+            return None
+        return HeatRecord(rating.key, self.heat(rating), rating.seq if rating.seq >= 0 else rating.seq + _BEFORE)
+
+    def recall(self, rating: Rating, record: HeatRecord) -> None:
+        """Add the heat that a range had when an earlier mount ended."""
+        listed = rating.listed
+        self.delist(rating)
+        self._settle(rating)
+        heat = log2_sum(self._policy.heat(rating.pack, rating.date), record.heat)
+        rating.seq = rating.seq or record.seq - _BEFORE
+        rating.date = self._policy.recalled(rating.pack, heat, rating.seq)
+        if listed:
+            self.enlist(rating)
+
+    def recall_absent(self, record: HeatRecord) -> None:
+        """The same for a range that is absent. It is forgotten before those that were touched in this mount."""
+        known = record.key in self._ghosts
+        if not known and len(self._ghosts) >= GHOSTS_MAX:
+            return
+        rating = self._ghosts.setdefault(record.key, Rating(record.key, self._pack_of(record.key)))
+        self.recall(rating, record)
+        if not known:
+            self._ghosts.move_to_end(record.key, last=False)
+
+    def _remember(self, rating: Rating) -> None:
+        self._ghosts[rating.key] = rating
+        if len(self._ghosts) > GHOSTS_MAX:
+            self._ghosts.popitem(last=False)
+
+    def _check(self, listed: Iterable[Rating], others: Iterable[Rating]) -> None:
+        """Assert every invariant, given the ratings of all ranges that are not absent. O(n log n): for tests."""
+        standing = {id(rating): pack for pack in self._packs.values() for rating in pack.order}
+        wanted = list(listed)
+        assert len(standing) == len(wanted), "the lists have those that may be victims, and nobody else"
+        for rating in wanted:
+            assert rating.listed and standing[id(rating)] is rating.pack, "each stands in its own pack"
+        for pack in self._packs.values():
+            assert sorted(pack.order, key=_place) == list(pack.order), "a pack lists its coldest first"
+            assert len({rating.place for rating in pack.order}) == len(pack.order), "each has a place of its own"
+            assert all(r.place == (r.date, r.seq, r.key) for r in pack.order), "which is that of its last touch"
+        assert not any(rating.listed for rating in others), "what may not be a victim is not listed"
+        assert not any(ghost.listed for ghost in self._ghosts.values()), "a ghost is not listed"
+        assert all(0.0 <= r.part < 1.0 for r in (*wanted, *islice(self._ghosts.values(), 1000))), "a pass ends at one"
+        assert all(self._packs.get(pack.name) is pack for pack in self._files.values()), "a file's pack is one of ours"
+        assert len(self._packs) <= PACKS_MAX, "the number of packs is bounded"
+        assert len(self._files) <= FILES_MAX, "the number of files is bounded"
+        assert len(self._ghosts) <= GHOSTS_MAX, "the number of ghosts is bounded"
