@@ -4,7 +4,7 @@ Theory of operation. A range file is written in this order: bytes, header (size 
 crash therefore leaves a temporary, which the next mount removes, or a name whose header tells whether its bytes are
 all there: file systems were seen to keep a renamed name with empty or zero contents when nothing was synced.
 
-Only a header is ever written a second time, by `restamp_range`.
+Only a header is ever written a second time, by `restamp_range` and `stamp_range`.
 
 When an open range file is believed is in storedrange.py.
 """
