@@ -190,6 +190,8 @@ def _gauges(service: Service, operations: Operations) -> dict[str, Any]:
         "reads_in_flight_bytes": service.reader.bytes_in_flight,
         "open_handles": operations.open_handles,
         "open_files": service.overlay.open_files,
+        "writes_in_flight_bytes": service.mirror.bytes_in_flight,
+        "writes_in_flight_bytes_max": service.mirror.bytes_in_flight_max,
         "files_written": service.writes.written,
         "files_settling": service.writes.settling,
         "nodes": len(service.overlay.nodes),

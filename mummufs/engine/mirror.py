@@ -47,6 +47,9 @@ class Mirror:
         self._pools = pools
         self._counters = counters
         self.writes = writes
+        self.bytes_in_flight = 0
+        """Bytes of writes that the source has not taken yet: a request, 1 MiB at most, for each thread that writes."""
+        self.bytes_in_flight_max = 0
 
     # ------------------------------------------------------------------ open files
 
@@ -112,10 +115,15 @@ class Mirror:
         node, writer = handle.node, handle.writer
         if writer is None or node.writing is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        async with node.writing.lock:
-            await self.writes.overlapped(node, offset, offset + len(data))
-            look, call = (writer.attributes,), partial(writer.write, data, offset)
-            written = (await self.writes.bracketed(self._pools.source_writes, (node,), look, look, call)).value()
+        self.bytes_in_flight += len(data)
+        self.bytes_in_flight_max = max(self.bytes_in_flight_max, self.bytes_in_flight)
+        try:
+            async with node.writing.lock:
+                await self.writes.overlapped(node, offset, offset + len(data))
+                look, call = (writer.attributes,), partial(writer.write, data, offset)
+                written = (await self.writes.bracketed(self._pools.source_writes, (node,), look, look, call)).value()
+        finally:
+            self.bytes_in_flight -= len(data)
         self._counters.source_writes.count += 1
         self._counters.source_writes.bytes += written
         return written
