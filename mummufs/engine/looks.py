@@ -31,7 +31,7 @@ def may_be_late(node: Node, attributes: Attributes) -> bool:
     what = change(node.attributes, attributes)
     if what is Change.UNCLEAR or is_older(node, attributes):
         return True
-    return what is Change.CONTENTS and node.was_written
+    return what is Change.CONTENTS and node.changes > 0
 
 
 def is_older(node: Node, attributes: Attributes) -> bool:

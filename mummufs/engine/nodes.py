@@ -75,7 +75,8 @@ class Node:
         refreshing: a look at its attributes is under way.
         view: what may be read of it without asking the engine; None where nothing may.
         writing: it is being changed through the mount, or its ranges are not believed again yet.
-        was_written: it was changed through the mount: a look that finds other contents may be from before that.
+        changes: goes up with every change through the mount. If there was one, a look that finds other contents may be
+            from before that.
         others: more names of it, as they were seen; the last seen is last.
     """
 
@@ -92,7 +93,7 @@ class Node:
     refreshing: bool = field(default=False, repr=False)
     view: FileView | None = field(default=None, repr=False)
     writing: Writing | None = field(default=None, repr=False)
-    was_written: bool = False
+    changes: int = 0
     others: dict[tuple[Node, bytes], None] = field(default_factory=dict, repr=False)
 
     @property

@@ -253,9 +253,9 @@ class Overlay:
         Raises:
             OSError: the source's own, or ESTALE where the file has changed.
         """
-        node, look = handle.node, handle.file.attributes
+        node, look, changes = handle.node, handle.file.attributes, handle.node.changes
         for _ in range(READS_MAX):
-            if node.is_written:
+            if not node.stale and (node.is_written or node.changes != changes):  # what moves it on is ours
                 return await self._reader.read_written(handle.file, offset, size)
             with contextlib.suppress(MovedOnError):
                 return await self._read(handle, offset, size, avoid_store=avoid_store)

@@ -139,7 +139,7 @@ class Writes:
         writing = node.writing
         if writing is None:
             writing = node.writing = Writing(node.table, {node.version}, node.version)
-            node.was_written = True
+            node.changes += 1
         writing.writers += 1
         self.written += writing.writers == 1
         node.view = None
@@ -237,6 +237,7 @@ class Writes:
         if now.nlink == 0:  # nobody will open it any more
             writing.doubtful = True
         writing.version = now.version
+        node.changes += 1
         node.attributes = now
 
     # ------------------------------------------------------------------ believing again

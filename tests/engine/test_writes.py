@@ -531,3 +531,24 @@ async def test_a_look_from_between_two_changes_of_one_tick(tmp_path: Path) -> No
         assert source.stat(b"model").version._replace(size=late.size) == late.version
         await e.overlay.found(e.overlay.nodes.root, b"model", late)
         assert not reader.node.stale and reader.node.attributes.size == len(OLD) + 14
+
+
+async def test_a_reader_beside_changes_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every read of the source is slower than the next change: he gets his bytes all the same."""
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser) as e:
+        reader = await e.open(b"model")
+        before_read, times = source._before_read, iter(range(1, 100))
+
+        def slow(path: bytes, offset: int, size: int) -> None:
+            before_read(path, offset, size)
+            new = NewAttributes(mtime_ns=next(times))
+            trio.from_thread.run(partial(mirror(e).set_attributes, reader.node, new))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(source, "_before_read", slow)
+            for i in range(COUNT):
+                assert await e.read(reader, i * WINDOW, 100) == OLD[i * WINDOW :][:100]
+        assert not reader.node.stale and e.counters.errors.stale == 0
+        await e.idle()
+        e.check()
