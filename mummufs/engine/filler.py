@@ -6,8 +6,8 @@ it, and when its bytes are whole they are written to the store by another thread
 
 Spinning disks decide how a flight reads. What a window of a few MiB costs is its seek, so it is read in one go, before
 anybody else gets the head; of a larger one that goes for the part that a reader waits for, and the rest lets others
-pass (`schedule`). Windows that are wanted at once and lie close together are one flight. And the disks are told what
-is likely to be read next (`core/around.py`).
+pass (`bringing`, `schedule`). Windows that are wanted at once and lie close together are one flight. And the disks are
+told what is likely to be read next (`core/around.py`).
 
 A fill is counted in the index from `begin_fill` on, before a byte of its range file is written. If there is no room
 yet, victims are on their way out while the flight reads; if the room has not come some seconds after the last byte,
