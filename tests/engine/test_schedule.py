@@ -17,7 +17,7 @@ from mummufs.engine.filler import MERGE_GAP_BYTES, MERGE_MAX_BYTES, _merged
 from mummufs.engine.schedule import BACKGROUND_WAIT_S, Schedule
 from mummufs.engine.threads import Pools
 from mummufs.source.memory import MemoryFile, MemorySource
-from tests.engine.harness import KIB, PAGE, FakeParser, FaultyOs, contents, engine, gather, make_table
+from tests.engine.harness import FAIL_AFTER_S, KIB, PAGE, FakeParser, FaultyOs, contents, engine, gather, make_table
 
 FILE = FileId(1, 1)
 MIB = 1 << 20
@@ -354,8 +354,9 @@ async def test_a_mount_that_ends_within_a_run(tmp_path: Path, monkeypatch: pytes
         places = e.pools.source
         assert places.busy == 1
     gate.set()
-    while places.busy:  # its thread comes back by itself
-        await trio.lowlevel.checkpoint()
+    with trio.fail_after(FAIL_AFTER_S):
+        while places.busy:  # its thread comes back by itself
+            await trio.lowlevel.checkpoint()
     assert source.read_bytes() == 192 * KIB
 
 
