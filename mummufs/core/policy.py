@@ -45,7 +45,7 @@ TURN = (1 - LASTING_PART) / RECENT_BUDGETS + LASTING_PART / LASTING_BUDGETS
 """How much heat cools, in log2, while one budget of hits goes by."""
 MARGIN = 0.5
 """log2 of how much hotter than a hot victim a range must be. Not less than TURN."""
-ACTIVITY_BUDGETS = 1 / 16
+ACTIVITY_BUDGETS = 1 / 8
 AGAIN_BUDGETS = 8
 KNOWN = 1.1
 """log2 of the heat of a range that has been read more than twice."""
