@@ -6,8 +6,8 @@ it, and when its bytes are whole they are written to the store by another thread
 
 Spinning disks decide how a flight reads. What a window of a few MiB costs is its seek, so it is read in one go, before
 anybody else gets the head; of a larger one that goes for the part that a reader waits for, and the rest lets others
-pass (`schedule`). Windows that are wanted at once and lie close together are one flight. And the disks are told what
-is likely to be read next (`core/around.py`).
+pass (`bringing`, `schedule`). Windows that are wanted at once and lie close together are one flight. And the disks are
+told what is likely to be read next (`core/around.py`).
 
 A fill is counted in the index from `begin_fill` on, before a byte of its range file is written. If there is no room
 yet, victims are on their way out while the flight reads; if the room has not come some seconds after the last byte,
@@ -21,7 +21,6 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import trio
 
@@ -32,8 +31,9 @@ from mummufs.core.plan import window_key
 from mummufs.core.ranges import ByteRange, FileId, RangeKey, Version
 from mummufs.core.states import DECLINED, Decision
 from mummufs.core.stats import Counters
+from mummufs.engine.bringing import Bringer
 from mummufs.engine.evictor import Evictor
-from mummufs.engine.flight import PIECE_MAX_BYTES, Flight, attributes_unwritten, read_first_piece, read_piece
+from mummufs.engine.flight import Flight
 from mummufs.engine.gate import Gate
 from mummufs.engine.landing import Landing
 from mummufs.engine.resident import Resident
@@ -49,8 +49,6 @@ IN_FLIGHT_BYTES_MAX = 256 << 20
 """Window bytes in memory for all flights together, until they are written."""
 FLIGHTS_MAX = 1024
 """Flights at once: enough that the bytes are the limit for a model of small tensors, some 250 KiB on average."""
-FOREGROUND_BYTES = 4 << 20
-"""What a flight that a reader has started reads in one go, whether or not somebody still waits for it."""
 HINTING_MAX = 2
 """Threads that tell the source at once."""
 MERGE_GAP_BYTES = 1 << 20
@@ -101,6 +99,7 @@ class Filler:
         self._landing = trio.Event()
         self.schedule = Schedule(pools)
         """Who reads the source next."""
+        self._bringer = Bringer(pools, self.schedule, counters, hints=around is not None)
         self.noticed: Callable[[SourceFile, Attributes], None] | None = None
         """Told when a file turns out to have another version than a flight was started for."""
         self.wear: Wear | None = None
@@ -323,18 +322,12 @@ class Filler:
 
     async def _bring(self, flight: Flight, *, reads: bool, urgent: bool) -> None:
         """Read what nobody gives, until the windows are whole or the source fails."""
-        brought = 0
         try:
             if not reads:
                 await flight.wait_given()
                 if flight.ended:
                     return
-            for piece in flight.pieces():
-                hints = self._hints(flight, piece, brought)
-                await self._read_piece(flight, piece, hints, brought, urgent=urgent and brought < FOREGROUND_BYTES)
-                brought += piece.size
-                flight.arrived(piece)
-            attributes = await self._pools.metadata.run(attributes_unwritten, flight.file)
+            attributes = await self._bringer.bring(flight, urgent=urgent)
             if flight.doomed:
                 flight.end(OSError(errno.EBUSY, "the file is written through the mount"))
             elif attributes.version == flight.version:
@@ -347,32 +340,6 @@ class Filler:
             # The readers that still wait ask the source themselves, and count and report what it says.
             self._counters.fills.unsettled += len(flight.keys) * (error.errno == errno.EBUSY)
             flight.end(error)
-
-    def _hints(self, flight: Flight, piece: ByteRange, brought: int) -> list[ByteRange]:
-        """What the disks are told before a piece is read, so that they read on while it is looked at."""
-        if self._around is None:
-            return []
-        window = flight.window
-        runs = [window.intersection(ByteRange(piece.offset, piece.size + PIECE_MAX_BYTES))]
-        if brought == 0 and window.size <= FOREGROUND_BYTES:
-            runs.append(ByteRange(window.offset, piece.offset - window.offset))
-        return runs
-
-    async def _read_piece(
-        self, flight: Flight, piece: ByteRange, hints: Sequence[ByteRange], brought: int, *, urgent: bool
-    ) -> None:
-        """Read one piece: at once where somebody waits for it, or would soon; else when its turn has come."""
-        read = read_first_piece if brought == 0 else read_piece
-        call = partial(read, flight.file, flight.version, flight.piece(piece), piece.offset, hints)
-        counters = self._counters.source_reads
-        counters.count += 1
-        if urgent or flight.is_waited_for:
-            await self.schedule.read(call)
-        else:
-            counters.background += 1
-            place, go = flight.keys[0].file, flight.turn()
-            await self.schedule.read_in_turn(place, piece.offset, go, call, lowest=flight.lowest)
-        counters.bytes += piece.size
 
     def settles_in_s(self, version: Version) -> float:
         """How long another change of the file might still not show in its attributes; not positive once it would.

@@ -18,9 +18,8 @@ from collections.abc import Iterator, Sequence
 import trio
 
 from mummufs.core.ranges import ByteRange, RangeKey, Version
-from mummufs.source.base import Attributes, SourceFile
+from mummufs.source.base import SourceFile
 from mummufs.source.hints import will_need
-from mummufs.source.local import refuse_written
 
 PIECE_MAX_BYTES = 4 << 20
 """The largest source read of a pass, some 25 ms of a spinning disk, but for the first: that is what is wanted first."""
@@ -235,17 +234,3 @@ def read_piece(
         raise MovedOnError(errno.ESTALE, os.strerror(errno.ESTALE))
     if n < len(buffer):
         raise OSError(errno.EIO, f"the source gave {n} bytes in place of {len(buffer)} at offset {offset}")
-
-
-def read_first_piece(
-    file: SourceFile, version: Version, buffer: memoryview, offset: int, hints: Sequence[ByteRange]
-) -> None:
-    """As `read_piece`, unless somebody has the file open for writing (EBUSY)."""
-    refuse_written(file)
-    read_piece(file, version, buffer, offset, hints)
-
-
-def attributes_unwritten(file: SourceFile) -> Attributes:
-    """Once more at the end, for bytes that a reader has given."""
-    refuse_written(file)
-    return file.attributes()

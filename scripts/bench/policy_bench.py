@@ -4,8 +4,9 @@ Traces of mixture-of-experts models (scripts/bench/policy_router.py says how the
 real ones) are replayed at budgets of 10, 25, 50 and 75 % of the bytes they read. Libcachesim plays LRU, ARC, S3-FIFO,
 SIEVE, W-TinyLFU and Belady on the same traces. Exits 1 if a figure of the table is missed.
 
-The whole run takes about ten minutes on two cores. It can be cut short and taken up again: with --kept DIR the cells
-that are done are kept there, and used for as long as the code that they depend on has not changed.
+The whole run takes about twenty minutes on two cores, with --thin 4 about five. It can be cut short and taken up again:
+with --kept DIR the cells that are done are kept there, and used for as long as the code that they depend on has not
+changed.
 """
 
 from __future__ import annotations

@@ -18,11 +18,12 @@ COST_RANGES, COST_ROUNDS, COST_ACCESSES = 100_000, 5, 40_000
 COST_SMALL_RANGES = 1_000
 
 MODEL, OTHER = b"model", b"other"
+FILES = {MODEL: FileId(1, 1), OTHER: FileId(1, 2)}
 
 
 def one(number: int, pack: bytes = MODEL) -> Access:
     """A read of a range of RANGE_BYTES."""
-    return Access(RangeKey(FileId(1, 1 if pack == MODEL else 2), number * RANGE_BYTES, RANGE_BYTES), pack)
+    return Access(RangeKey(FILES[pack], number * RANGE_BYTES, RANGE_BYTES), pack)
 
 
 def loop_hit_ratios(policy: str) -> tuple[float, float]:
