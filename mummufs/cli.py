@@ -18,12 +18,21 @@ if sys.platform == "win32":
 else:
     from mummufs.commands.install_helper import install_helper
     from mummufs.commands.mount import mount
+    from mummufs.commands.pin import evict, pin, unpin
+    from mummufs.commands.profile import profile
     from mummufs.commands.ranges import ranges
+    from mummufs.commands.residency import residency
+    from mummufs.commands.simulate import simulate
     from mummufs.commands.status import status
+    from mummufs.commands.trace import trace
     from mummufs.commands.umount import umount
     from mummufs.commands.verify import verify
+    from mummufs.commands.warm import warm
 
-    COMMANDS = (mount, umount, status, ranges, verify, install_helper)
+    COMMANDS = (
+        *(mount, umount, status, ranges, verify, warm, pin, unpin, evict, residency, profile, trace, simulate),
+        install_helper,
+    )
 
 
 class Failure(click.ClickException):

@@ -15,9 +15,9 @@ from typing import Literal, Protocol, TypeGuard
 from mummufs import paths
 from mummufs.core.errors import UsageError
 from mummufs.options import ParsedOptions, parse_options, quote_option
-from mummufs.units import parse_count, parse_duration, parse_gib, parse_size
+from mummufs.units import gib, parse_count, parse_duration, parse_gib, parse_size
 
-Policy = Literal["hotness", "lru"]
+Policy = Literal["hotness", "lru", "lfu"]
 Verify = Literal["first", "always"]
 
 STORE_ENV = "MUMMU_DISK_CACHE_DIR"
@@ -72,7 +72,10 @@ OWN_ENVIRONMENT = (STORE_ENV, STORE_GB_ENV, UNBUFFERED_ENV)
 
 VERIFY: dict[str, Verify] = {"first": "first", "always": "always"}
 
-POLICIES: tuple[Policy, ...] = ("hotness", "lru")
+POLICIES: tuple[Policy, ...] = ("hotness", "lru", "lfu")
+
+WRITE_BUDGET_BYTES_MIN = 1 << 20
+"""A smaller allowance of writes per day is taken for a forgotten unit."""
 
 PASS_THROUGH_NOTE = "no store directory: pass-through, nothing is cached (give --store DIR)"  # noqa: S105 - no password
 
@@ -112,6 +115,7 @@ class MountConfig:
         offline_reads: serve what is in the store while the source is absent.
         verify: prove a range file before its first hit of a mount, or before every hit.
         policy: the order of eviction.
+        write_budget_bytes: what may be written to the store in a day; 0 for any amount.
         lane: whether threads of our own serve hits in front of libfuse: auto, on (or the mount fails), off.
         direct: files are read past the kernel's page cache.
         push: store the rest of a window into the page cache when a mapping walks through it.
@@ -144,6 +148,7 @@ class MountConfig:
     offline_reads: bool = False
     verify: Verify = "first"
     policy: Policy = "hotness"
+    write_budget_bytes: int = 0
     lane: str = "auto"
     direct: bool = False
     push: bool = True
@@ -209,6 +214,7 @@ def build(
         offline_reads="offline_reads" in parsed.flags,
         verify=_verify(values),
         policy=_policy(values),
+        write_budget_bytes=_write_budget(values),
         lane=_one_of("lane", values, LANE),
         direct=_direct(values, environ),
         push=_one_of("push", values, SWITCH) == "on",
@@ -241,6 +247,7 @@ def daemon_arguments(config: MountConfig) -> list[str]:
         "source_timeout": f"{config.source_timeout_s:.6f}",
         "verify": config.verify,
         "policy": config.policy,
+        "write_budget_gb_per_day": gib(config.write_budget_bytes) if config.write_budget_bytes else None,
         "lane": config.lane,
         "io": "direct" if config.direct else "cached",
         "push": _switch(config.push),
@@ -338,6 +345,16 @@ def _policy(values: Mapping[str, str]) -> Policy:
     if not _is_policy(policy):
         raise UsageError(f"policy: {policy!r} is not one of {', '.join(POLICIES)}")
     return policy
+
+
+def _write_budget(values: Mapping[str, str]) -> int:
+    name = "write_budget_gb_per_day"
+    if name not in values:
+        return 0
+    size = parse_gib(name, values[name])
+    if size < WRITE_BUDGET_BYTES_MIN:
+        raise UsageError(f"{name}: {values[name]} GiB a day is too little; give more, or leave it out for no limit")
+    return size
 
 
 def _is_policy(text: str) -> TypeGuard[Policy]:

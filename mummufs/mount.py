@@ -22,14 +22,17 @@ from pathlib import Path
 
 import trio
 
-from mummufs import logs
+from mummufs import logs, storecontrol
 from mummufs.backends.fuse import tuning
 from mummufs.backends.fuse.changes import MirrorOperations
 from mummufs.backends.fuse.front import LaneOptions
 from mummufs.backends.fuse.session import Session, SessionOptions
 from mummufs.config import MountConfig
 from mummufs.control import Answer, ControlServer
+from mummufs.control_profile import profile_handlers
+from mummufs.control_trace import trace_handlers
 from mummufs.core.errors import MummufsError, UsageError
+from mummufs.engine.heatkeeper import SAVE_S
 from mummufs.engine.reaper import Reaper
 from mummufs.engine.resident import OPEN_MAX
 from mummufs.engine.scrub import RATE_BYTES_PER_S, Scrub
@@ -55,8 +58,12 @@ OPEN_SHARE = 4
 """One in so many of the process's descriptors may be a range file that is kept open."""
 MASKED_ENV = "MUMMUFS_TEST_INIT_MASK"
 """For tests: bits to take out of what the kernel offers, in hexadecimal, so that it looks like an older one."""
-SWITCH_INTERVAL_S = 0.001
-"""How long a thread may keep the interpreter while others want it: a fifth of Python's default, for latency."""
+HEAT_SAVE_ENV = "MUMMUFS_TEST_HEAT_SAVE_S"
+"""For tests: how often heat is saved at most, in seconds."""
+SWITCH_INTERVAL_S = 0.0001
+"""How long a thread may keep the interpreter while others want it, a fiftieth of Python's default: a server of the lane
+that comes back from the disk while the event loop works waits 0.2 ms at most. At a millisecond it was 1.1, in a read of
+0.1."""
 
 log = logging.getLogger(__name__)
 Ready = Callable[[dict[str, object]], None]
@@ -148,6 +155,9 @@ class _Daemon:
             "verify": self._verify,
             "verify_progress": self._verify_progress,
             "verify_stop": self._verify_stop,
+            **trace_handlers(self._config, self._service, self._session),
+            **storecontrol.handlers(self._service.placement),
+            **profile_handlers(self._service),
         }
         control = ControlServer(self._config.mountpoint, handlers)
         try:
@@ -311,6 +321,8 @@ def _service_options(config: MountConfig, source_reads: int, store: RangeStore |
         verify_always=config.verify == "always",
         open_max=max(8, min(OPEN_MAX, soft // OPEN_SHARE)),
         read_around=spins(os.fspath(config.source)),
+        write_budget_bytes=config.write_budget_bytes,
+        heat_save_s=float(os.environ.get(HEAT_SAVE_ENV, SAVE_S)),
     )
 
 

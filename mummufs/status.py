@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from mummufs import __version__
 from mummufs.config import MountConfig
+from mummufs.engine.heatkeeper import HeatKeeper
 from mummufs.engine.scrub import Scrub
 from mummufs.engine.service import Service
+from mummufs.engine.tracing import Tracing
+from mummufs.store.written import Purpose
+from mummufs.storecontrol import placement_status
 
 if TYPE_CHECKING:  # not on Windows
     from mummufs.backends.fuse.front import Front
@@ -62,8 +66,13 @@ def common(config: MountConfig, service: Service, uptime_s: float, open_handles:
         "reads": asdict(counters.reads),
         "fills": asdict(counters.fills),
         "evictions": asdict(counters.evictions),
+        "wear": _wear(service),
+        "heat": None if service.heat is None else _heat(service.heat),
         "source_reads": asdict(counters.source_reads),
+        "source_writes": asdict(counters.source_writes),
         "errors": asdict(counters.errors),
+        "trace": None if service.cache is None else _trace(service.cache.tracing),
+        **placement_status(service.placement),
         "scrub": None if service.scrub is None else scrub_status(service.scrub),
         "gauges": _gauges(service, open_handles, inodes),
     }
@@ -103,6 +112,11 @@ def _lane(front: Front, operations: Operations) -> dict[str, Any]:
     }
 
 
+def _trace(tracing: Tracing) -> dict[str, Any]:
+    """The recording that is under way, or the last one; all zero if there was none."""
+    return {"on": tracing.on, **asdict(tracing.counters)}
+
+
 def scrub_status(scrub: Scrub) -> dict[str, Any]:
     """How far a scrub is, or how the last one ended."""
     return asdict(scrub.progress)
@@ -117,6 +131,7 @@ def _options(config: MountConfig, service: Service) -> dict[str, Any]:
         "attr_timeout_s": config.attr_timeout_s,
         "settle_s": config.settle_s,
         "policy": config.policy,
+        "write_budget_bytes_per_day": config.write_budget_bytes or None,
         "source_timeout_s": config.source_timeout_s,
         "offline_reads": config.offline_reads,
         "verify": config.verify,
@@ -142,10 +157,39 @@ def _store(config: MountConfig, service: Service) -> dict[str, Any]:
         "filling": service.cache.filler.flights,
         "filling_bytes": index.filling_bytes,
         "evicting": index.evicting,
-        "tables_bytes": index.overhead_bytes,
+        "tables_bytes": service.cache.store.tables_bytes,
+        "heat_bytes": service.cache.store.heat.bytes,
         "headroom_bytes": service.cache.index.headroom_bytes,
         "pinned": index.pinned,
         "pinned_bytes": index.pinned_bytes,
+    }
+
+
+def _wear(service: Service) -> dict[str, Any] | None:
+    """What was written to the store, in all and by purpose, for what it has served; and what is left of the budget."""
+    if service.cache is None or service.wear is None:
+        return None
+    written, served = service.cache.store.written, service.counters.reads.hit_bytes
+    budget = service.wear.statistics()
+    return {
+        "written_bytes": written.total,
+        **{f"{purpose.value}_bytes": written.of(purpose) for purpose in Purpose},
+        "served_bytes": served,
+        "written_per_served": round(written.total / served, 4) if served else None,
+        "budget_left_bytes": None if budget is None else budget.left_bytes,
+        "budget_heat_needed": None if budget is None else budget.heat_needed,
+    }
+
+
+def _heat(heat: HeatKeeper) -> dict[str, Any]:
+    """What is remembered for the next mount, and what of the last one."""
+    return {
+        "loaded": heat.loaded,
+        "recalled": heat.recalled,
+        "saved_ranges": heat.records,
+        "saves": heat.saves,
+        "saves_failed": heat.failed,
+        "saved_ago_s": heat.saved_ago_s,
     }
 
 
@@ -156,6 +200,8 @@ def _gauges(service: Service, open_handles: int, inodes: int) -> dict[str, Any]:
         "reads_in_flight_bytes": service.reader.bytes_in_flight,
         "open_handles": open_handles,
         "open_files": service.overlay.open_files,
+        "writes_in_flight_bytes": service.mirror.bytes_in_flight,
+        "writes_in_flight_bytes_max": service.mirror.bytes_in_flight_max,
         "files_written": service.writes.written,
         "files_settling": service.writes.settling,
         "nodes": len(service.overlay.nodes),

@@ -51,6 +51,12 @@ def parse_gib(what: str, text: str) -> int:
     return _bounded(what, text, int(Fraction(text.strip()) * _FACTORS["G"]))
 
 
+def gib(size: int) -> str:
+    """A size as a plain number of GiB that `parse_gib` reads as just this size."""
+    whole, rest = divmod(size, _FACTORS["G"])
+    return f"{whole}.{-(-rest * 10**20 // _FACTORS['G']):020d}"
+
+
 def parse_duration(what: str, text: str) -> float:
     """Seconds of "60", "60s", "500ms", "2m" or "1h".
 

@@ -16,7 +16,7 @@ FUNCTION_LINES_MAX = 70
 CORE_MAY_IMPORT = frozenset(
     {
         *("__future__", "abc", "array", "bisect", "collections", "dataclasses", "enum", "functools", "heapq"),
-        *("itertools", "math", "sortedcontainers", "struct", "sys", "typing"),
+        *("itertools", "math", "operator", "sortedcontainers", "struct", "sys", "typing"),
     }
 )
 """Nothing that waits, looks at a clock, rolls dice or touches a file. `sys` is for its byte order."""

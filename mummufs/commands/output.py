@@ -7,9 +7,6 @@ import sys
 from collections.abc import Sequence
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 RICH_ROWS_MAX = 2000
 """Longer tables are printed plain: rich measures every cell before it prints the first."""
@@ -35,6 +32,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: fr
     if not sys.stdout.isatty() or len(rows) > RICH_ROWS_MAX:
         _print_plain(columns, safe, right)
         return
+    from rich.console import Console  # a third of what a command takes to start, and no daemon prints a table
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table()
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")

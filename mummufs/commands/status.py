@@ -169,6 +169,8 @@ def _readable(key: str, value: object) -> str:
         return f"{value:g} s"
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_readable(str(name), part)}" for name, part in value.items()) or "-"
     return str(value)
 
 

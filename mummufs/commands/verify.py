@@ -6,8 +6,6 @@ import time
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from mummufs.commands.output import print_json
 from mummufs.core.errors import MummufsError
@@ -66,6 +64,16 @@ def verify(
 
 
 def _watch(ask: Any, *, quiet: bool) -> dict[str, Any]:
+    from rich.console import Console  # not with every other command and daemon
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
     columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
         task = bar.add_task("verify", total=None)

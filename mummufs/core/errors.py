@@ -26,6 +26,10 @@ class RangeFileError(MummufsError):
     """
 
 
+class HeatFileError(MummufsError):
+    """A heat file that cannot be believed. It is set aside, and heat starts anew."""
+
+
 class StoreBusyError(MummufsError):
     """Another mount holds the store's lock.
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from mummufs.core.errors import TransitionError
 from mummufs.core.manifest import RangeTable
@@ -39,6 +40,8 @@ from mummufs.core.states import TRANSITIONS, Decision, Event, FillPlan, IndexSta
 HEADROOM_SHARE = 0.01
 HEADROOM_BYTES_MAX = 1 << 30
 """The part of the budget that is kept free, so that a fill seldom has to wait for room: what is in flight at a time."""
+HEAT_STEP = 256
+"""Ranges that a walk over their heat looks at at a time."""
 VICTIMS_MAX = 256
 """Victims of one plan: a bounded batch, so that no plan takes more than a fraction of a millisecond."""
 
@@ -276,8 +279,14 @@ class CacheIndex:
 
     def hot_ranges(self) -> Iterator[HeatRecord]:
         """The heat of every range that has any, resident or not. It may be walked in steps, with changes between."""
-        entries = (self._entries.get(key) for key in list(self._entries))
-        return self._ratings.records(entry.rating for entry in entries if entry is not None)
+        return chain.from_iterable(self.hot_steps(HEAT_STEP))
+
+    def hot_steps(self, size: int) -> Iterator[list[HeatRecord]]:
+        """The same in steps of which each looks at so many ranges, however few of them have heat."""
+        keys = chain(list(self._entries), self._ratings.ghost_keys())  # both as they are now: nothing is in it twice
+        while step := list(islice(keys, size)):
+            records = (self._ratings.record(self._rating_of(key)) for key in step)
+            yield [record for record in records if record is not None]
 
     def recall(self, record: HeatRecord) -> None:
         """Add the heat that a range had when an earlier mount ended. The range touched latest comes first."""
@@ -304,8 +313,7 @@ class CacheIndex:
 
     def heat(self, key: RangeKey) -> float:
         """log2 of the heat of a range now: 0 for one that was just touched once, -inf for one that never was."""
-        entry = self._entries.get(key)
-        return self._ratings.heat(self._ratings.find(key) if entry is None else entry.rating)
+        return self._ratings.heat(self._rating_of(key))
 
     def statistics(self) -> IndexStatistics:
         """The gauges."""
@@ -322,6 +330,10 @@ class CacheIndex:
             len(self._pins),
             self._pinned_bytes,
         )
+
+    def _rating_of(self, key: RangeKey) -> Rating:
+        entry = self._entries.get(key)
+        return self._ratings.find(key) if entry is None else entry.rating
 
     def _enlist(self, entry: _Entry) -> None:
         if entry.key not in self._pins:

@@ -6,12 +6,16 @@ first, with four things that make it better than LRU and not merely as good (fig
 
 - *Heat outlives eviction.* A range that comes back has the heat that it had, so a policy can learn of more ranges than
   fit. Without this, decayed hotness measures as LRU.
-- *The clock counts hit bytes.* Heat halves while HALF_LIFE_BUDGETS budgets' worth of hits go by. A burst of misses (a
-  prompt, a loader's sweep, a copied file) does not age what is hot, and neither does a night without traffic. No
-  constant needs tuning: a larger cache sees farther back.
+- *The clock counts hit bytes.* Heat decays while budgets' worth of hits go by. A burst of misses (a prompt, a loader's
+  sweep, a copied file) does not age what is hot, and neither does a night without traffic. No constant needs tuning: a
+  larger cache sees farther back.
+- *Two memories.* What a conversation uses changes in a few tokens, what a model uses never. So heat is the geometric
+  mean of a recent one (half-life RECENT_BUDGETS budgets of hits) and a lasting one (LASTING_BUDGETS), LASTING_PART of
+  it the latter. In the logarithm both cool at a constant rate, so the mean does too, and a date still never changes
+  by itself.
 - *A margin.* A range that is not resident takes the place of a hot one only if it is hotter by MARGIN. In a loop over
   more than the budget at most one budget of hits goes by per turn, so equally hot ranges never differ by more than
-  1 / HALF_LIFE_BUDGETS = MARGIN: a stable part of the loop stays, as the optimum has it, where LRU keeps nothing. And
+  TURN, which is less: a stable part of the loop stays, as the optimum has it, where LRU keeps nothing. And
   the NVMe is spared: what is declined is served by the source and keeps its heat. A victim that was touched once, or
   has cooled to that, has no margin: among such it is LRU.
 - *Packs.* A model's ranges (the files of a directory) share a clock, and are compared with another model's by how many
@@ -34,9 +38,13 @@ from sortedcontainers import SortedKeyList
 from mummufs.core import hotness
 from mummufs.core.hotness import COLD, log2_sum
 
-HALF_LIFE_BUDGETS = 2
-MARGIN = 1 / HALF_LIFE_BUDGETS
-"""log2 of how much hotter than a hot victim a range must be. Not less than one turn of a loop makes of a difference."""
+RECENT_BUDGETS = 1.5
+LASTING_BUDGETS = 24
+LASTING_PART = 0.4
+TURN = (1 - LASTING_PART) / RECENT_BUDGETS + LASTING_PART / LASTING_BUDGETS
+"""How much heat cools, in log2, while one budget of hits goes by."""
+MARGIN = 0.5
+"""log2 of how much hotter than a hot victim a range must be. Not less than TURN."""
 ACTIVITY_BUDGETS = 1 / 8
 AGAIN_BUDGETS = 8
 KNOWN = 1.1
@@ -106,6 +114,21 @@ class Policy(Protocol):
         """A pack had this activity when an earlier mount ended."""
 
 
+class Date(float):
+    """The date of a heat of two memories: their mean, which is what is compared, and the date of each."""
+
+    __slots__ = ("lasting", "recent")
+    lasting: float
+    recent: float
+
+    @classmethod
+    def of(cls, recent: float, lasting: float) -> Date:
+        """Neither may be COLD."""
+        date = cls((1 - LASTING_PART) * recent + LASTING_PART * lasting)
+        date.recent, date.lasting = recent, lasting
+        return date
+
+
 class HotnessPolicy:
     """Coldest first on decaying hotness, as the theory above has it."""
 
@@ -113,7 +136,9 @@ class HotnessPolicy:
     remembers = True
 
     def __init__(self, budget_bytes: int) -> None:
-        self._half_life = max(1.0, HALF_LIFE_BUDGETS * budget_bytes)
+        self._half_life = max(1.0, budget_bytes / TURN)
+        self._recent_half_life = max(1.0, RECENT_BUDGETS * budget_bytes)
+        self._lasting_half_life = max(1.0, LASTING_BUDGETS * budget_bytes)
         self._activity_half_life = max(1.0, ACTIVITY_BUDGETS * budget_bytes)
         self.again_bytes = AGAIN_BUDGETS * budget_bytes
         self._read_again = 0
@@ -126,7 +151,9 @@ class HotnessPolicy:
             pack.hit_bytes += size
 
     def date(self, pack: Pack, date: float, weight: float, seq: int) -> float:  # noqa: ARG002 - the protocol's
-        return hotness.touched(date, weight, pack.hit_bytes / self._half_life)
+        recent, lasting = (date.recent, date.lasting) if isinstance(date, Date) else (COLD, COLD)
+        recent = hotness.touched(recent, weight, pack.hit_bytes / self._recent_half_life)
+        return Date.of(recent, hotness.touched(lasting, weight, pack.hit_bytes / self._lasting_half_life))
 
     def score(self, pack: Pack, date: float) -> float:
         return date - pack.hit_bytes / self._half_life + pack.activity
@@ -141,7 +168,10 @@ class HotnessPolicy:
         return date - pack.hit_bytes / self._half_life
 
     def recalled(self, pack: Pack, heat: float, seq: int) -> float:  # noqa: ARG002 - the protocol's
-        return heat + pack.hit_bytes / self._half_life
+        if heat == COLD:
+            return COLD
+        clock = pack.hit_bytes
+        return Date.of(heat + clock / self._recent_half_life, heat + clock / self._lasting_half_life)
 
     def activity(self, pack: Pack) -> float:
         return pack.activity - self._read_again / self._activity_half_life

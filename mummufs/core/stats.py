@@ -42,18 +42,21 @@ class ReadCounters:
 class FillCounters:
     """Fills by how they ended; `bytes` are window bytes written to range files that were completed.
 
-    `declined` fills were refused by the index, `dropped` ones were wanted while the filler was at one of its limits,
-    `unsettled` ones of a file that had only just changed or that somebody had open for writing. `aborted` ones had
-    begun. `restamped` ranges were those of a file of which only the ctime had changed: the source was read and nothing
-    but a header was written.
+    `declined` fills were refused by the index, `budget_declined` ones by the budget of writes, `dropped` ones were
+    wanted while the filler was at one of its limits, `unsettled` ones of a file that had only just changed or that
+    somebody had open for writing. `aborted` ones had begun. `restamped` ranges were those of a file of which only the
+    ctime had changed: the source was read and nothing but a header was written. `stamped` ones were those of a file
+    that was written through the mount, elsewhere.
     """
 
     completed: int = 0
     aborted: int = 0
     declined: int = 0
+    budget_declined: int = 0
     dropped: int = 0
     unsettled: int = 0
     restamped: int = 0
+    stamped: int = 0
     bytes: int = 0
 
 

@@ -9,6 +9,7 @@ from mummufs.engine.evictor import Evictor
 from mummufs.engine.filler import Filler
 from mummufs.engine.gate import Gate
 from mummufs.engine.resident import Resident
+from mummufs.engine.tracing import Tracing
 from mummufs.store.rangestore import RangeStore
 
 
@@ -22,3 +23,4 @@ class Cache:
     filler: Filler
     evictor: Evictor
     gate: Gate
+    tracing: Tracing

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol
 
 import trio
@@ -65,10 +66,13 @@ class Catalog:
         self._counters = counters
         self._parsing: dict[Node, Version] = {}
         self._loading: dict[Node, trio.Event] = {}
+        self._parse_ended = trio.Event()
         self._without: OrderedDict[FileId, Version] = OrderedDict()
         self._finishing = 0
         self._early = Grazes()
         self._nursery: trio.Nursery | None = None
+        self.known: Callable[[Node], None] | None = None
+        """Told when the windows of a version of a file have been found."""
         self.parsed = 0
         self.refused = 0
 
@@ -95,6 +99,8 @@ class Catalog:
         if node.is_written:  # its version moves on; it is seen to when that is over
             return
         version = node.version
+        if node.parsed == version and node.view is None:
+            self.show(node)
         if node.parsed == version or node in self._parsing or version.size == 0 or self._nursery is None:
             return
         self._parsing[node] = version
@@ -107,13 +113,31 @@ class Catalog:
                 self._nursery.start_soon(self._parse, node, file, version)
                 return
             self._known(node, table, version)
-            del self._parsing[node]
+            self._parsing_ended(node)
         except BaseException:
-            self._parsing.pop(node, None)
+            self._parsing_ended(node)
             raise
         finally:
             self._loading.pop(node).set()
         await self._again(node, file, version)  # not before: it waits for who is loading
+
+    async def recall(self, node: Node) -> None:
+        """Find out what an earlier mount may have stored of a file that nobody has opened in this one."""
+        version = node.version
+        if node.parsed is None and node.table is None and node.attributes.is_file and version.size:
+            table = await self._load(node, version)
+            if table is not None and node.parsed is None and node.version == version:
+                self._known(node, table, version)
+
+    async def wait_parsed(self, node: Node) -> None:
+        """Wait until it is known which windows a file has, or that it cannot be known: `node.ranges` has them then."""
+        while node in self._parsing:
+            await self._parse_ended.wait()
+
+    def _parsing_ended(self, node: Node) -> None:
+        self._parsing.pop(node, None)
+        ended, self._parse_ended = self._parse_ended, trio.Event()
+        ended.set()
 
     def _known(self, node: Node, table: RangeTable | None, version: Version) -> None:
         """The windows of a version of a file have been found."""
@@ -126,6 +150,8 @@ class Catalog:
             if len(self._without) > WITHOUT_MAX:
                 self._without.popitem(last=False)
         self.show(node)
+        if self.known is not None:
+            self.known(node)
 
     def show(self, node: Node) -> None:
         """Give a node a view, if its windows are known and it is not being changed."""
@@ -166,7 +192,7 @@ class Catalog:
             self._counters.errors.handler += 1
             log.exception("%s: parsing failed on a fault of ours", _shown(node))
         finally:
-            self._parsing.pop(node, None)
+            self._parsing_ended(node)
         self._finishing += 1
         try:
             await self._again(node, file, version)
@@ -194,7 +220,7 @@ class Catalog:
         except (OSError, RangeFileError) as error:
             self._counters.errors.store += 1
             log.warning("%s: its range table is not kept: %s", _shown(node), error)
-        self._cache.index.set_overhead(self._cache.store.tables_bytes)
+        self._cache.index.set_overhead(self._cache.store.overhead_bytes)
         self._cache.evictor.wake()
 
     async def _fill_early(self, node: Node, file: SourceFile, table: RangeTable) -> None:

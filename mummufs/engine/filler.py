@@ -6,8 +6,8 @@ it, and when its bytes are whole they are written to the store by another thread
 
 Spinning disks decide how a flight reads. What a window of a few MiB costs is its seek, so it is read in one go, before
 anybody else gets the head; of a larger one that goes for the part that a reader waits for, and the rest lets others
-pass (`schedule`). Windows that are wanted at once and lie close together are one flight. And the disks are told what
-is likely to be read next (`core/around.py`).
+pass (`bringing`, `schedule`). Windows that are wanted at once and lie close together are one flight. And the disks are
+told what is likely to be read next (`core/around.py`).
 
 A fill is counted in the index from `begin_fill` on, before a byte of its range file is written. If there is no room
 yet, victims are on their way out while the flight reads; if the room has not come some seconds after the last byte,
@@ -21,7 +21,6 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import trio
 
@@ -32,16 +31,17 @@ from mummufs.core.plan import window_key
 from mummufs.core.ranges import ByteRange, FileId, RangeKey, Version
 from mummufs.core.states import DECLINED, Decision
 from mummufs.core.stats import Counters
+from mummufs.engine.bringing import Bringer
 from mummufs.engine.evictor import Evictor
-from mummufs.engine.flight import PIECE_MAX_BYTES, Flight, read_piece
+from mummufs.engine.flight import Flight
 from mummufs.engine.gate import Gate
 from mummufs.engine.landing import Landing
 from mummufs.engine.resident import Resident
 from mummufs.engine.schedule import Schedule
 from mummufs.engine.threads import Pools
+from mummufs.engine.wear import Wear
 from mummufs.source.base import Attributes, SourceFile
 from mummufs.source.hints import will_need
-from mummufs.source.local import refuse_written
 from mummufs.store.layout import charge_of
 from mummufs.store.rangestore import RangeStore
 
@@ -49,15 +49,12 @@ IN_FLIGHT_BYTES_MAX = 256 << 20
 """Window bytes in memory for all flights together, until they are written."""
 FLIGHTS_MAX = 1024
 """Flights at once: enough that the bytes are the limit for a model of small tensors, some 250 KiB on average."""
-FOREGROUND_BYTES = 4 << 20
-"""What a flight that a reader has started reads in one go, whether or not somebody still waits for it."""
 HINTING_MAX = 2
 """Threads that tell the source at once."""
 MERGE_GAP_BYTES = 1 << 20
 """Windows closer than this are read together, and what lies between as well: it costs less than a seek."""
 MERGE_MAX_BYTES = 32 << 20
 """The most that is read together."""
-
 log = logging.getLogger(__name__)
 
 
@@ -102,10 +99,15 @@ class Filler:
         self._landing = trio.Event()
         self.schedule = Schedule(pools)
         """Who reads the source next."""
+        self._bringer = Bringer(pools, self.schedule, counters, hints=around is not None)
         self.noticed: Callable[[SourceFile, Attributes], None] | None = None
         """Told when a file turns out to have another version than a flight was started for."""
+        self.wear: Wear | None = None
+        """Has a say in what may be written."""
         self.open_for_fills = False
         """Off until the store's contents are accounted for, and while the mount ends."""
+        self.held: set[FileId] = set()
+        """Files that are being changed through the mount, or were a moment ago."""
         self.in_flight_bytes = 0
         self.in_flight_bytes_max = 0
 
@@ -125,8 +127,10 @@ class Filler:
         """Whether there is a flight for this range, of whatever version."""
         return key in self._flights
 
-    def doom(self, file: FileId) -> None:
-        """This file is about to be changed: what its flights bring is not stored any more, and nobody joins them."""
+    def hold(self, file: FileId) -> None:
+        """This file is about to be changed: no flight of it begins until it is not `held` any more, what those under
+        way bring is not stored, and nobody joins them."""
+        self.held.add(file)
         for flight in self._flights.values():
             if flight.keys[0].file == file:
                 flight.doomed = True
@@ -164,16 +168,23 @@ class Filler:
             self.read_along_nowait(key, flight.window, version, file, table, used=key.size)
         return flight
 
-    def offer_all_nowait(self, keys: Sequence[RangeKey], version: Version, file: SourceFile) -> None:
+    def offer_all_nowait(
+        self, keys: Sequence[RangeKey], version: Version, file: SourceFile, *, lowest: bool = False
+    ) -> None:
         """Start flights for ranges of one file that are wanted and that nobody waits for, in the order of offsets.
 
-        Those that lie close together are read together.
+        Those that lie close together are read together; if they are `lowest`, after everything else.
         """
         for near in _merged(keys):
             accepted = self._accept(near, version)
             for run in _merged(list(accepted)):  # again: one that was refused in the middle leaves a gap
                 reserved = {key: accepted[key] for key in run}
-                self._take_off(reserved, version, file, None, reads=True, urgent=False)
+                self._take_off(reserved, version, file, None, reads=True, urgent=False, lowest=lowest)
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether the store is in a state to take anything in."""
+        return self._writer.is_open
 
     def is_full(self, size: int) -> bool:
         """Whether a flight of this size would pass the limits now."""
@@ -194,7 +205,7 @@ class Filler:
         for key in keys:
             if key in self._flights:
                 continue
-            if self._is_unsettled(version):
+            if key.file in self.held or self.settles_in_s(version) > 0:
                 fills.unsettled += 1
                 continue
             if not self._writer.is_open or self.is_full(size + key.size):
@@ -203,6 +214,8 @@ class Filler:
             plan = self._index.plan_fill(key, charge_of(key.size), version)
             if plan.decision in DECLINED:
                 fills.declined += 1
+            elif self.wear is not None and self.wear.declines(key, plan.decision, self.in_flight_bytes + size):
+                fills.budget_declined += 1
             elif plan.decision is not Decision.PRESENT:
                 self._evictor.evict_nowait(plan.victims)
                 accepted[key] = plan.decision is Decision.READY
@@ -220,12 +233,13 @@ class Filler:
         *,
         reads: bool,
         urgent: bool,
+        lowest: bool = False,
     ) -> Flight | None:
         """Start one flight for these ranges; None where there are none, or no memory."""
         if not accepted or self._nursery is None:
             return None
         try:
-            flight = Flight(list(accepted), version, file, first)
+            flight = Flight(list(accepted), version, file, first, lowest=lowest)
         except (MemoryError, OSError):
             self._counters.fills.dropped += len(accepted)
             for key, reserved in accepted.items():
@@ -308,18 +322,12 @@ class Filler:
 
     async def _bring(self, flight: Flight, *, reads: bool, urgent: bool) -> None:
         """Read what nobody gives, until the windows are whole or the source fails."""
-        brought = 0
         try:
             if not reads:
                 await flight.wait_given()
                 if flight.ended:
                     return
-            for piece in flight.pieces():
-                hints = self._hints(flight, piece, brought)
-                await self._read_piece(flight, piece, hints, brought, urgent=urgent and brought < FOREGROUND_BYTES)
-                brought += piece.size
-                flight.arrived(piece)
-            attributes = await self._pools.metadata.run(_attributes, flight.file)
+            attributes = await self._bringer.bring(flight, urgent=urgent)
             if flight.doomed:
                 flight.end(OSError(errno.EBUSY, "the file is written through the mount"))
             elif attributes.version == flight.version:
@@ -333,51 +341,12 @@ class Filler:
             self._counters.fills.unsettled += len(flight.keys) * (error.errno == errno.EBUSY)
             flight.end(error)
 
-    def _hints(self, flight: Flight, piece: ByteRange, brought: int) -> list[ByteRange]:
-        """What the disks are told before a piece is read, so that they read on while it is looked at."""
-        if self._around is None:
-            return []
-        window = flight.window
-        runs = [window.intersection(ByteRange(piece.offset, piece.size + PIECE_MAX_BYTES))]
-        if brought == 0 and window.size <= FOREGROUND_BYTES:
-            runs.append(ByteRange(window.offset, piece.offset - window.offset))
-        return runs
-
-    async def _read_piece(
-        self, flight: Flight, piece: ByteRange, hints: Sequence[ByteRange], brought: int, *, urgent: bool
-    ) -> None:
-        """Read one piece: at once where somebody waits for it, or would soon; else when its turn has come."""
-        read = _read_first_piece if brought == 0 else read_piece
-        call = partial(read, flight.file, flight.version, flight.piece(piece), piece.offset, hints)
-        counters = self._counters.source_reads
-        counters.count += 1
-        if urgent or flight.is_waited_for:
-            await self.schedule.read(call)
-        else:
-            counters.background += 1
-            await self.schedule.read_in_turn(flight.keys[0].file, piece.offset, flight.turn(), call)
-        counters.bytes += piece.size
-
-    def _is_unsettled(self, version: Version) -> bool:
-        """Whether the file changed so lately that another change might not show in its attributes.
+    def settles_in_s(self, version: Version) -> float:
+        """How long another change of the file might still not show in its attributes; not positive once it would.
 
         The ctime tells: it moves with every change, and unlike the mtime nobody can set it.
         """
-        return self._wall_ns() - version.ctime_ns < self._settle_ns
-
-
-def _read_first_piece(
-    file: SourceFile, version: Version, buffer: memoryview, offset: int, hints: Sequence[ByteRange]
-) -> None:
-    """As `read_piece`, unless somebody has the file open for writing (EBUSY)."""
-    refuse_written(file)
-    read_piece(file, version, buffer, offset, hints)
-
-
-def _attributes(file: SourceFile) -> Attributes:
-    """Once more at the end, for bytes that a reader has given."""
-    refuse_written(file)
-    return file.attributes()
+        return (version.ctime_ns + self._settle_ns - self._wall_ns()) / 1e9
 
 
 def _merged(keys: Sequence[RangeKey]) -> list[list[RangeKey]]:

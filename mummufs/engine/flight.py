@@ -51,13 +51,20 @@ class Flight:
     """
 
     def __init__(
-        self, keys: Sequence[RangeKey], version: Version, file: SourceFile, first: ByteRange | None = None
+        self,
+        keys: Sequence[RangeKey],
+        version: Version,
+        file: SourceFile,
+        first: ByteRange | None = None,
+        *,
+        lowest: bool = False,
     ) -> None:
         """Prepare a pass.
 
         Args:
             file: what to read; the flight keeps it open.
             first: the bytes that are wanted first.
+            lowest: everything else is read before it, and between its pieces, none of which is large.
 
         Raises:
             OSError: there is no memory for it.
@@ -65,11 +72,12 @@ class Flight:
         self.keys = tuple(keys)
         self.version = version
         self.file = file
+        self.lowest = lowest
         start, end = keys[0].offset, max(key.offset + key.size for key in keys)
         self.window = ByteRange(start, end - start)
         self.go = trio.Event()
         self._waiting: list[ByteRange] = []
-        self._first = first or self.window
+        self._first = first or ByteRange(start, min(self.window.size, PIECE_MAX_BYTES) if lowest else self.window.size)
         self._buffer = _buffer(self.window.size)
         self._runs: list[tuple[int, int]] = []
         self._arrival = trio.Event()
@@ -151,6 +159,11 @@ class Flight:
     async def wait_given(self) -> None:
         """Wait until the reader that has promised its bytes has given them, or has ended the flight."""
         while not self.given and not self.ended:
+            await self._arrival.wait()
+
+    async def wait_ended(self) -> None:
+        """Wait until nothing more is read for it."""
+        while not self.ended:
             await self._arrival.wait()
 
     def turn(self) -> trio.Event:

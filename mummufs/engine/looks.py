@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mummufs.engine.absent import ABSENT_ERRNOS
-from mummufs.engine.nodes import Node
+from mummufs.engine.nodes import Change, Node, change
 from mummufs.source.base import Attributes, Entry, Source, SourceFile
 from mummufs.source.local import is_being_written
 
@@ -20,6 +20,18 @@ def open_again(source: Source, path: bytes, known: SourceFile | None) -> tuple[S
                 raise
     file = source.open(path)
     return file, file.attributes(), is_being_written(file)
+
+
+def may_be_late(node: Node, attributes: Attributes) -> bool:
+    """Whether nothing can be said of these attributes without another look.
+
+    Clocks are coarse: two changes of ours in one tick may have one ctime, and a look between them tells of contents
+    that the file has no more.
+    """
+    what = change(node.attributes, attributes)
+    if what is Change.UNCLEAR or is_older(node, attributes):
+        return True
+    return what is Change.CONTENTS and node.changes > 0
 
 
 def is_older(node: Node, attributes: Attributes) -> bool:

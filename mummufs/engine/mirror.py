@@ -16,10 +16,11 @@ from typing import TypeVar
 from mummufs.core.extents import FILE_END
 from mummufs.core.ranges import page_floor
 from mummufs.core.stats import Counters
+from mummufs.engine.brackets import ForeignChangeError, Look
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import READS_MAX, Handle, Overlay
 from mummufs.engine.threads import Pool, Pools
-from mummufs.engine.writes import ForeignChangeError, Look, Writes
+from mummufs.engine.writes import Writes
 from mummufs.source.base import (
     RENAME_EXCHANGE,
     Attributes,
@@ -46,6 +47,9 @@ class Mirror:
         self._pools = pools
         self._counters = counters
         self.writes = writes
+        self.bytes_in_flight = 0
+        """Bytes of writes that the source has not taken yet: a request, 1 MiB at most, for each thread that writes."""
+        self.bytes_in_flight_max = 0
 
     # ------------------------------------------------------------------ open files
 
@@ -111,10 +115,15 @@ class Mirror:
         node, writer = handle.node, handle.writer
         if writer is None or node.writing is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        async with node.writing.lock:
-            self.writes.overlapped(node, offset, offset + len(data))
-            look, call = (writer.attributes,), partial(writer.write, data, offset)
-            written = (await self.writes.bracketed(self._pools.source_writes, (node,), look, look, call)).value()
+        self.bytes_in_flight += len(data)
+        self.bytes_in_flight_max = max(self.bytes_in_flight_max, self.bytes_in_flight)
+        try:
+            async with node.writing.lock:
+                await self.writes.overlapped(node, offset, offset + len(data))
+                look, call = (writer.attributes,), partial(writer.write, data, offset)
+                written = (await self.writes.bracketed(self._pools.source_writes, (node,), look, look, call)).value()
+        finally:
+            self.bytes_in_flight -= len(data)
         self._counters.source_writes.count += 1
         self._counters.source_writes.bytes += written
         return written
@@ -131,10 +140,12 @@ class Mirror:
 
     def close(self, handle: Handle) -> None:
         """Close a handle, of whatever kind."""
-        writer, handle.writer = handle.writer, None
+        may_write = handle.writer is not None
+        # It is closed with its last reference, which may be that of a thread: a call that was given up must not find
+        # somebody else's file behind the number.
+        handle.writer = None
         self._overlay.close(handle)
-        if writer is not None:
-            writer.close()
+        if may_write:
             self.writes.end(handle.node, handle.file)
 
     # ------------------------------------------------------------------ attributes
@@ -196,12 +207,12 @@ class Mirror:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     async def _bracketed(self, pool: Pool, node: Node, look: Look, act: Callable[[], None], size: int | None) -> None:
-        expected = not node.is_written
+        expected = () if node.is_written else (node.version,)
         writing = await self.writes.begin(node)
         try:
             async with writing.lock:
                 if size is not None:
-                    self.writes.overlapped(node, page_floor(min(node.version.size, size)), FILE_END)
+                    await self.writes.overlapped(node, page_floor(min(node.version.size, size)), FILE_END)
                 done = await self.writes.bracketed(pool, (node,), (look,), (look,), act, expected=expected)
         finally:
             self.writes.end(node, self._overlay.open_file(node), look=look)
@@ -272,14 +283,24 @@ class Mirror:
             about: what has them, the path where each is now, and where it is then (None: nowhere that is known of).
         """
         known = {node: (old, new) for node, old, new in about if node is not None and node.attributes.is_file}
-        nodes = sorted((node for node in known if not node.stale), key=lambda node: node.file)
-        async with contextlib.AsyncExitStack() as stack:
-            for node in nodes:
-                await stack.enter_async_context(self._changing(node))
+        for _ in range(READS_MAX):
+            nodes = sorted((node for node in known if not node.stale), key=lambda node: node.file)
+            expected = [None if node.is_written else node.version for node in nodes]
             before = [self._look(node, known[node][0]) for node in nodes]
             after = [self._look(node, known[node][1]) for node in nodes]
-            done = await self.writes.bracketed(self._pools.metadata, nodes, before, after, call)
-        done.value()
+            try:
+                async with contextlib.AsyncExitStack() as stack:
+                    for node in nodes:
+                        await stack.enter_async_context(self._changing(node))
+                    pool = self._pools.metadata
+                    done = await self.writes.bracketed(pool, nodes, before, after, call, expected=expected)
+                done.value()
+                return
+            except ForeignChangeError as error:
+                foreign = error
+            with contextlib.suppress(OSError):  # it may be stale by now, and the names are changed all the same
+                await self._overlay.take_in(nodes[foreign.number], foreign.attributes, before[foreign.number])
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     @contextlib.asynccontextmanager
     async def _changing(self, node: Node) -> AsyncIterator[None]:

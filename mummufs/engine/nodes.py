@@ -71,9 +71,12 @@ class Node:
         keep_pages: whether pages that the kernel has of it are those of the version.
         lost: it was renamed, and has not been found under its new name yet.
         opens: handles open on it.
+        known: a backend has a number for it.
         refreshing: a look at its attributes is under way.
         view: what may be read of it without asking the engine; None where nothing may.
         writing: it is being changed through the mount, or its ranges are not believed again yet.
+        changes: goes up with every change through the mount. If there was one, a look that finds other contents may be
+            from before that.
         others: more names of it, as they were seen; the last seen is last.
     """
 
@@ -86,9 +89,11 @@ class Node:
     keep_pages: bool = True
     lost: bool = False
     opens: int = 0
+    known: bool = False
     refreshing: bool = field(default=False, repr=False)
     view: FileView | None = field(default=None, repr=False)
     writing: Writing | None = field(default=None, repr=False)
+    changes: int = 0
     others: dict[tuple[Node, bytes], None] = field(default_factory=dict, repr=False)
 
     @property

@@ -23,8 +23,8 @@ from mummufs.engine.absent import ABSENT_ERRNOS, AbsentFile
 from mummufs.engine.catalog import Catalog
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.flight import MovedOnError
-from mummufs.engine.looks import attributes_of, entries_of, is_older, look_again, open_again
-from mummufs.engine.nodes import Change, Node, NodeTable, change, refresh
+from mummufs.engine.looks import attributes_of, entries_of, look_again, may_be_late, open_again
+from mummufs.engine.nodes import Node, NodeTable, refresh
 from mummufs.engine.reader import Reader
 from mummufs.engine.threads import Pools
 from mummufs.source.base import Attributes, Entry, Source, SourceFile, StatVfs, WritableFile
@@ -188,10 +188,18 @@ class Overlay:
         """The backend does not know this node any more."""
         self.nodes.forget(node)
 
+    def let_go(self, node: Node) -> None:
+        """The engine has looked a node up and is done with it: it is forgotten, unless a backend knows it."""
+        if not node.known:
+            self.nodes.forget(node)
+
     # ------------------------------------------------------------------ files
 
-    async def open(self, node: Node) -> Handle:
+    async def open(self, node: Node, *, by_backend: bool = True) -> Handle:
         """Open a regular file for reading.
+
+        Args:
+            by_backend: the kernel learns of it, and may be told to drop the pages that it has.
 
         Raises:
             OSError: ESTALE where the name stands for another file or version by now: look it up again.
@@ -214,7 +222,7 @@ class Overlay:
         if current is not None and current is not known:  # somebody was quicker
             file = current
         handle = self._opened(node, file)
-        node.keep_pages = not written
+        node.keep_pages = not written and (by_backend or node.keep_pages)
         if self._catalog is not None:
             try:
                 await self._catalog.opened(node, file)
@@ -245,9 +253,9 @@ class Overlay:
         Raises:
             OSError: the source's own, or ESTALE where the file has changed.
         """
-        node, look = handle.node, handle.file.attributes
+        node, look, changes = handle.node, handle.file.attributes, handle.node.changes
         for _ in range(READS_MAX):
-            if node.is_written:
+            if not node.stale and (node.is_written or node.changes != changes):  # what moves it on is ours
                 return await self._reader.read_written(handle.file, offset, size)
             with contextlib.suppress(MovedOnError):
                 return await self._read(handle, offset, size, avoid_store=avoid_store)
@@ -281,7 +289,7 @@ class Overlay:
         """Somebody who read an open file has seen that its attributes have changed."""
         for node in [node for node, known in self._files.items() if known is file]:
             # Where it is unclear, or somebody knows better by now, the next read finds out.
-            if change(node.attributes, attributes) is not Change.UNCLEAR and not is_older(node, attributes):
+            if not may_be_late(node, attributes):
                 self._move_on(node, attributes)
 
     async def take_in(self, node: Node, attributes: Attributes, look: Callable[[], Attributes]) -> None:
@@ -293,7 +301,7 @@ class Overlay:
         """What a look has found, and whether its file was renamed, if that is what it takes to know what has changed.
 
         The first look may have been older than what is known by now: a listing's is as old as its reader is slow. So
-        its attributes are not judged where they are unclear or of an earlier ctime: `look` is taken again, and as often
+        its attributes are not judged where they are unclear or may be late: `look` is taken again, and as often
         as somebody else has taken in a change meanwhile.
 
         Raises:
@@ -303,7 +311,7 @@ class Overlay:
             node = self.nodes.current(attributes.file)
             if node is None or node.stale or node.is_written:
                 return attributes, False
-            if change(node.attributes, attributes) is not Change.UNCLEAR and not is_older(node, attributes):
+            if not may_be_late(node, attributes):
                 return attributes, False
             known = node.version
             attributes, elsewhere = await self._pools.metadata.run(look_again, self._source, look, node.path)

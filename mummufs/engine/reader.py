@@ -185,6 +185,8 @@ class Reader:
             if segment.kind is not SegmentKind.BYPASS:
                 key = plan.key(segment)
                 cache.index.touch(key, segment.size, hit=segment.kind is SegmentKind.HIT)
+                if cache.tracing.on:
+                    cache.tracing.touched(key, segment.size, hit=segment.kind is SegmentKind.HIT)
                 if segment.kind is SegmentKind.HIT:
                     part.hit = key
                 else:
@@ -294,13 +296,17 @@ class Reader:
         self._counters.source_reads.bytes += len(place)
 
     async def _look_by_name(self, cache: Cache, plan: ReadPlan) -> bool:
-        """While the scan is under way: whether a range file of this plan was found that the index did not know."""
+        """While the scan is under way: whether the index now knows a range of this plan that it did not know before.
+
+        The scan may be the one that has found it: then that was between the plan and now.
+        """
         found = False
         for segment in plan.segments:
             if segment.kind is not SegmentKind.MISS:
                 continue
             key = plan.key(segment)
             if cache.index.state(key) is not State.ABSENT:
+                found = True
                 continue
             try:
                 stored = await cache.gate.read(cache.store.open_range, key, plan.version)
@@ -308,7 +314,7 @@ class Reader:
                 continue  # the scan will say what is wrong with it
             if cache.index.restore(key, charge_of(key.size), plan.version):
                 cache.resident.add(key, plan.version, stored)
-                found = True
+            found = True
         return found
 
     def _account(self, kinds: list[tuple[SegmentKind, int]], size: int) -> None:

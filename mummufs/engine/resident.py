@@ -87,6 +87,10 @@ class Resident:
             stored = self._store.open_range(key, version)
         return self._keep(entry, stored)
 
+    def keys(self) -> list[RangeKey]:
+        """The ranges that can be served now, in no order."""
+        return list(self._ranges)
+
     @property
     def open_files(self) -> int:
         """Range files kept open."""

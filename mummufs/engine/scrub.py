@@ -22,6 +22,7 @@ from mummufs.engine.cache import Cache
 from mummufs.engine.gate import StoreLateError
 from mummufs.engine.threads import Pools
 from mummufs.source.base import Source, SourceFile
+from mummufs.source.find import find_files
 
 RATE_BYTES_PER_S = 200 << 20
 """What a scrub reads of the store at most, so that it is not felt."""
@@ -29,8 +30,6 @@ MARK_S = 5.0
 """How often a scrub keeps how far it has come."""
 MARK_WAIT_S = 1.0
 """How long that may take at its end."""
-DEPTH_MAX = 64
-"""Folders below one another that the search for files goes into."""
 COMPARE_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
@@ -94,7 +93,7 @@ class Scrub:
         files: dict[FileId, bytes] = {}
         if against_source:
             wanted = {key.file for key in keys}
-            files = await self._pools.metadata.run(_find, self._source, wanted)
+            files = await self._pools.metadata.run(find_files, self._source, wanted)
         begun = marked_at = trio.current_time()
         at: RangeKey | None = None
         try:
@@ -183,24 +182,6 @@ def _prove(cache: Cache, key: RangeKey, version: Version) -> bytes | str | None:
         return stored.check_header().checksum
     except (OSError, RangeFileError) as error:
         return str(error)
-
-
-def _find(source: Source, wanted: set[FileId]) -> dict[FileId, bytes]:
-    """The paths of these files: the source knows files by name only, so its folders are gone through."""
-    found: dict[FileId, bytes] = {}
-    folders = [(b"", 0)]
-    while folders and len(found) < len(wanted):
-        folder, depth = folders.pop()
-        try:
-            for name, attributes in source.entries(folder):
-                path = folder + b"/" + name if folder else name
-                if attributes.is_directory and depth < DEPTH_MAX:
-                    folders.append((path, depth + 1))
-                elif attributes.file in wanted:
-                    found.setdefault(attributes.file, path)
-        except OSError:
-            continue
-    return found
 
 
 def _digest_of_source(source: Source, path: bytes, key: RangeKey, version: Version) -> bytes | None:

@@ -17,23 +17,28 @@ import trio
 from mummufs.core.around import ReadAround
 from mummufs.core.index import CacheIndex
 from mummufs.core.policy import POLICIES
-from mummufs.core.ranges import RangeKey, Version
+from mummufs.core.ranges import FileId, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
 from mummufs.engine.catalog import Catalog, Parser
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.filler import Filler
 from mummufs.engine.gate import Gate
+from mummufs.engine.heatkeeper import SAVE_S, HeatKeeper
 from mummufs.engine.mirror import Mirror
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Overlay
 from mummufs.engine.parse import ChildParser, child_environment, end_child
+from mummufs.engine.pins import RECALL_S
 from mummufs.engine.pipeparse import PipeParser
+from mummufs.engine.placement import Placement
 from mummufs.engine.reader import Reader
 from mummufs.engine.resident import OPEN_MAX, Resident
 from mummufs.engine.scrub import Scrub
 from mummufs.engine.threads import Pools
+from mummufs.engine.tracing import Tracing
 from mummufs.engine.views import HitReports
+from mummufs.engine.wear import Wear
 from mummufs.engine.writes import Writes
 from mummufs.source.base import Source
 from mummufs.store.layout import charge_of
@@ -66,6 +71,8 @@ class ServiceOptions:
         verify_always: prove a range file before every hit, not once a mount.
         manifest: a native manifest for the file that it names.
         open_max: range files kept open.
+        write_budget_bytes: what may be written to the store in a day; 0 for any amount.
+        heat_save_s: heat is saved for the next mount at most this often.
         read_around: the source's disks spin: they are told what is likely to be read next.
         pipes: headers are parsed by children that inherit no descriptors.
     """
@@ -80,6 +87,8 @@ class ServiceOptions:
     verify_always: bool = False
     manifest: Path | None = None
     open_max: int = OPEN_MAX
+    write_budget_bytes: int = 0
+    heat_save_s: float = SAVE_S
     read_around: bool = False
     pipes: bool = False
 
@@ -109,11 +118,16 @@ class Service:
         self.source = source
         self.cache: Cache | None = None
         self.catalog: Catalog | None = None
+        self.wear: Wear | None = None
+        self.heat: HeatKeeper | None = None
         self._store_dir = store_dir
         self.scanned = store is None
         self._draining = False
         if store is not None:
             self.cache = self._make_cache(store, options, wall_ns)
+            self.wear = Wear(store, self.cache.index, options.write_budget_bytes, wall_ns)
+            self.cache.filler.wear = self.wear
+            self.heat = HeatKeeper(self.cache, self.counters, self.wear, options.heat_save_s)
             self.catalog = Catalog(
                 parser or (PipeParser if options.pipes else ChildParser)(source, self.pools, options.manifest),
                 self.cache,
@@ -142,12 +156,15 @@ class Service:
             wall_ns=wall_ns,
         )
         self.mirror = Mirror(self.overlay, source, self.pools, self.counters, self.writes)
-        if self.cache is not None:
+        self.placement: Placement | None = None
+        if self.cache is not None and self.catalog is not None:
             self.cache.filler.noticed = self.overlay.noticed
+            self.cache.tracing.find = self._path_and_size
+            self.placement = Placement(self.cache, self.catalog, source, self.overlay, self.pools, self.counters)
 
     def _make_cache(self, store: RangeStore, options: ServiceOptions, wall_ns: Callable[[], int]) -> Cache:
         index = CacheIndex(options.budget_bytes, POLICIES[options.policy](options.budget_bytes))
-        index.set_overhead(store.tables_bytes)
+        index.set_overhead(store.overhead_bytes)
         resident = Resident(store, options.open_max)
         gate = Gate(store, self.pools, self.counters)
         evictor = Evictor(index, resident, store, gate, self.counters)
@@ -164,7 +181,7 @@ class Service:
             wall_ns=wall_ns,
             around=ReadAround() if options.read_around else None,
         )
-        return Cache(index, resident, store, filler, evictor, gate)
+        return Cache(index, resident, store, filler, evictor, gate, Tracing())
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. `task_status` is told once the root of the source has answered.
@@ -175,36 +192,48 @@ class Service:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.overlay.run)
             await nursery.start(self.writes.run)
-            if self.cache is not None and self.catalog is not None:
+            if self.cache and self.catalog and self.heat and self.placement:
                 nursery.start_soon(self.cache.gate.run)
+                nursery.start_soon(self.heat.run)
                 nursery.start_soon(self.cache.evictor.run)
                 await nursery.start(self.cache.filler.run)
                 await nursery.start(self.catalog.run)
+                await nursery.start(self.placement.run)
                 nursery.start_soon(self._take_stock)
             task_status.started()
 
     @property
     def reports(self) -> HitReports | None:
         """Takes in what a backend has served by the views of nodes; None without a store."""
-        return None if self.cache is None else HitReports(self.cache.index, self.counters)
+        return None if self.cache is None else HitReports(self.cache.index, self.counters, self.cache.tracing)
+
+    def _path_and_size(self, file: FileId) -> tuple[bytes, int] | None:
+        node = self.overlay.nodes.current(file)
+        return None if node is None else (node.path, node.version.size)
 
     def has_no_ranges(self, node: Node) -> bool:
         """Whether it is known that no read of a file can ever be served from the store."""
         return self.cache is not None and node.parsed == node.version and not node.table
 
     async def drain(self) -> None:
-        """Begin no more fills and give those that have their bytes DRAIN_S to be written."""
-        if self.cache is None:
+        """Begin no more fills, and give those that have their bytes DRAIN_S to be written, and heat to be saved."""
+        if self.cache is None or self.heat is None:
             return
         self._draining = True
         self.cache.filler.open_for_fills = False
         with trio.move_on_after(DRAIN_S):
-            while self.cache.filler.flights:
-                await self.cache.filler.wait_landing()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.heat.finish)
+                while self.cache.filler.flights:
+                    await self.cache.filler.wait_landing()
 
     async def _take_stock(self) -> None:
-        """Account for what the store holds already; then fills may begin. A scan that fails is tried again."""
-        assert self.cache is not None
+        """Account for what the store holds already; then fills may begin. A scan that fails is tried again.
+
+        Heat comes first: what the scan finds is in its place at once.
+        """
+        assert self.cache is not None and self.heat is not None
+        await self.heat.load()
         pause_s = RESCAN_S
         while self._store_dir is not None:
             try:
@@ -215,9 +244,14 @@ class Service:
                 log.warning("the scan of the store failed, nothing new is stored until one succeeds: %s", error)
             await trio.sleep(pause_s)
             pause_s = min(RESCAN_S_MAX, 2 * pause_s)
+        if self.placement is not None:
+            with trio.move_on_after(RECALL_S):  # nothing may take the place of what is pinned
+                await self.placement.pins.recalled.wait()
         self.scanned = True
         self.reader.scanning = False
         self.cache.filler.open_for_fills = not self._draining
+        if self.placement is not None:
+            self.placement.warmer.ready.set()
         self.cache.evictor.wake()
 
     async def _scan(self, store_dir: Path) -> None:

@@ -19,6 +19,7 @@ from mummufs.core.manifest import RangeTable
 from mummufs.core.ranges import Version
 from mummufs.core.states import State
 from mummufs.core.stats import Counters
+from mummufs.engine.tracing import Tracing
 from mummufs.store.storedrange import StoredRange
 
 Piece = tuple[StoredRange, int, int, int]
@@ -75,9 +76,10 @@ class HitReports:
     Called from the trio thread with the sums of a batch.
     """
 
-    def __init__(self, index: CacheIndex, counters: Counters) -> None:
+    def __init__(self, index: CacheIndex, counters: Counters, tracing: Tracing) -> None:
         self._index = index
         self._counters = counters
+        self._tracing = tracing
 
     def take(self, requests: int, touched: Mapping[StoredRange, int]) -> None:
         """A batch of requests was served whole.
@@ -93,3 +95,5 @@ class HitReports:
         for stored, read in touched.items():
             if self._index.state(stored.key) is not State.ABSENT:  # else it was evicted meanwhile
                 self._index.touch(stored.key, read, hit=True)
+            if self._tracing.on:
+                self._tracing.touched(stored.key, read, hit=True)

@@ -32,7 +32,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 import trio
 
@@ -42,6 +41,7 @@ from mummufs.core.manifest import RangeTable
 from mummufs.core.plan import window_key
 from mummufs.core.ranges import RangeKey, Version, page_floor
 from mummufs.core.stats import Counters
+from mummufs.engine.brackets import Bracketed, ForeignChangeError, Look, Result, bracket
 from mummufs.engine.cache import Cache
 from mummufs.engine.catalog import Catalog
 from mummufs.engine.nodes import Node
@@ -57,30 +57,21 @@ STEP = 256
 
 log = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
-Look = Callable[[], Attributes]
-
-
-class ForeignChangeError(Exception):
-    """The file is of another version than was expected, and nothing was done to it."""
-
-    def __init__(self, attributes: Attributes) -> None:
-        super().__init__()
-        self.attributes = attributes
-
 
 @dataclass(eq=False)
 class Writing:
     """A file that is being changed through the mount, or has been a moment ago.
 
     Attributes:
-        table: the windows that may be in the store.
+        table: the windows that may be in the store, as they were last found.
         believed: the versions whose range files hold what the file holds, but for the extents.
         version: the one that our last change has left.
         writers: handles and calls that may change it.
         doubtful: somebody else has changed it, or may have.
         extents: the bytes that were changed.
         lock: held while a change is made.
+        file, look: how to see its attributes once nobody changes it any more.
+        settles: a task waits for that.
     """
 
     table: RangeTable | None
@@ -90,22 +81,14 @@ class Writing:
     doubtful: bool = False
     extents: Extents = field(default_factory=Extents)
     lock: trio.Lock = field(default_factory=trio.Lock)
+    file: SourceFile | None = None
+    look: Look | None = None
+    settles: bool = False
 
-
-@dataclass
-class Bracketed(Generic[Result]):
-    """A change and the attributes of the files that it is about, before and after it; None: it is gone."""
-
-    before: Sequence[Attributes | None]
-    after: Sequence[Attributes | None]
-    result: Result | None
-    error: OSError | None
-
-    def value(self) -> Result:
-        """What the change has given, or its error."""
-        if self.error is not None:
-            raise self.error
-        return self.result  # type: ignore[return-value]
+    @property
+    def has_changed(self) -> bool:
+        """Whether anything that was stored has to be looked at."""
+        return self.doubtful or bool(self.extents) or self.version not in self.believed
 
 
 async def _no_pushes(node: Node) -> None:
@@ -151,14 +134,17 @@ class Writes:
 
     async def begin(self, node: Node) -> Writing:
         """Somebody may change this file from now on, until `end`."""
+        if node.writing is None and self._catalog is not None:
+            await self._catalog.recall(node)
         writing = node.writing
         if writing is None:
-            writing = node.writing = Writing(node.ranges, {node.version}, node.version)
+            writing = node.writing = Writing(node.table, {node.version}, node.version)
+            node.changes += 1
         writing.writers += 1
         self.written += writing.writers == 1
         node.view = None
         if self._cache is not None:
-            self._cache.filler.doom(node.file)
+            self._cache.filler.hold(node.file)
         try:
             await self.quiet(node)
         except BaseException:
@@ -179,25 +165,30 @@ class Writes:
         if writing.writers:
             return
         self.written -= 1
-        look = look if file is None else file.attributes
+        writing.file, writing.look = file, look if file is None else file.attributes
         if self._cache is None or not writing.table or self._nursery is None:
-            node.writing = None
             self._settled(node, file)
-            return
-        self.settling += 1
-        self._nursery.start_soon(self._settle, node, writing, file, look)
+        elif not writing.settles:
+            writing.settles = True
+            self.settling += 1
+            self._nursery.start_soon(self._settle, node, writing)
 
     # ------------------------------------------------------------------ changing it
 
-    def overlapped(self, node: Node, start: int, end: int) -> None:
+    async def overlapped(self, node: Node, start: int, end: int) -> None:
         """These bytes are about to be changed: what is stored of them is dropped."""
         writing = node.writing
         assert writing is not None, "begin() comes first"
         writing.extents.add(start, end)
         table, cache = writing.table, self._cache
-        if table and cache is not None:
-            windows = table.overlapping(start, end - start)
-            cache.evictor.evict_nowait(window_key(node.file, table, i) for i in windows)
+        if not table or cache is None:
+            return
+        windows = table.overlapping(start, end - start)
+        for first in range(windows.start, windows.stop, STEP):
+            if first > windows.start:
+                await trio.lowlevel.checkpoint()
+            some = range(first, min(first + STEP, windows.stop))
+            cache.evictor.evict_nowait(window_key(node.file, table, i) for i in some)
 
     async def bracketed(
         self,
@@ -207,22 +198,20 @@ class Writes:
         after: Sequence[Look],
         call: Callable[[], Result],
         *,
-        expected: bool = False,
+        expected: Sequence[Version | None] = (),
     ) -> Bracketed[Result]:
         """Make a change to files that have been begun, all of whose locks the caller holds.
 
         Args:
             before, after: how to see the attributes of each.
-            expected: the first file must be of its node's version, or nothing is done.
+            expected: the version that each file must be of, or nothing is done; None where that does not matter.
 
         Raises:
             ForeignChangeError: it is not.
-            OSError: the files could not be looked at, or the call was given up. The change's own error is in the
-                result.
+            OSError: the call was given up. The change's own error is in the result.
         """
-        version = nodes[0].version if expected and nodes else None
         try:
-            done = await pool.run(_bracket, before, after, call, version)
+            done = await pool.run(bracket, before, after, call, expected or (None,) * len(nodes))
         except ForeignChangeError:
             raise
         except BaseException:  # it may go on in its thread
@@ -230,7 +219,7 @@ class Writes:
                 if node.writing is not None:
                     node.writing.doubtful = True
             raise
-        for node, was, now in zip(nodes, done.before, done.after, strict=True):
+        for node, was, now in zip(nodes, done.before, done.after, strict=False):
             self._moved(node, was, now)
         return done
 
@@ -244,47 +233,61 @@ class Writes:
             writing.doubtful = True
             node.keep_pages = False
         if was.size != now.size:
-            self.overlapped(node, page_floor(min(was.size, now.size)), FILE_END)
+            writing.extents.add(page_floor(min(was.size, now.size)), FILE_END)
         if now.nlink == 0:  # nobody will open it any more
             writing.doubtful = True
         writing.version = now.version
+        node.changes += 1
         node.attributes = now
 
     # ------------------------------------------------------------------ believing again
 
-    async def _settle(self, node: Node, writing: Writing, file: SourceFile | None, look: Look | None) -> None:
+    async def _settle(self, node: Node, writing: Writing) -> None:
         """Believe the ranges of a file again once it has not changed for a while, unless somebody begins anew."""
         try:
             while not writing.writers:
                 left_ns = writing.version.ctime_ns + self._settle_ns - self._wall_ns()
-                if left_ns <= 0 or writing.doubtful or node.stale:
+                if left_ns > 0 and not writing.doubtful and not node.stale:
+                    await trio.sleep(min(left_ns, self._settle_ns) / 1e9)
+                elif not writing.has_changed or await self._conclude(node, writing):
+                    self._settled(node, writing.file)
                     break
-                await trio.sleep(min(left_ns, self._settle_ns) / 1e9)
-            version = None if look is None else await self._version_now(look)
-            if writing.writers:
-                return
-            if version != writing.version or writing.doubtful or node.stale:
-                await self._drop_all(node, writing, version)
-            else:
-                writing.believed.add(version)
-                await self._stamp_all(node, writing, version)
-            if not writing.writers and node.writing is writing:
-                node.writing = None
-                self._settled(node, file)
         except Exception:  # nobody waits for this task, and it must not end the mount
             self._counters.errors.handler += 1
             log.exception("the ranges of a file that was written could not be settled, on a fault of ours")
         finally:
+            writing.settles = False
             self.settling -= 1
 
-    async def _version_now(self, look: Look) -> Version | None:
+    async def _conclude(self, node: Node, writing: Writing) -> bool:
+        """Believe what may be believed. False if somebody has begun anew meanwhile."""
+        version = await self._version_now(writing)
+        if writing.writers:
+            return False
+        if version != writing.version or writing.doubtful or node.stale:
+            await self._drop_all(node, writing, version)
+            return not writing.writers
+        writing.believed.add(version)
+        await self._stamp_all(node, writing, version)
+        if writing.writers or version != writing.version:
+            return False
+        if not writing.extents and node.table is writing.table:
+            node.parsed = version  # its contents are what they were, and so are its windows
+        return True
+
+    async def _version_now(self, writing: Writing) -> Version | None:
+        if writing.look is None:
+            return None
         try:
-            return (await self._pools.metadata.run(look)).version
+            return (await self._pools.metadata.run(writing.look)).version
         except OSError:
             return None
 
     def _settled(self, node: Node, file: SourceFile | None) -> None:
         """Reads may be served from the store again, once the windows of the version are known."""
+        node.writing = None
+        if self._cache is not None:
+            self._cache.filler.held.discard(node.file)
         if self._catalog is None or self._nursery is None or node.stale or not node.opens or file is None:
             return
         self._catalog.show(node)
@@ -299,11 +302,12 @@ class Writes:
             log.exception("the windows of a file that was written could not be found, on a fault of ours")
 
     async def _drop_all(self, node: Node, writing: Writing, version: Version | None) -> None:
-        """Drop what is stored of any version but this."""
+        """Drop what was believed, and whatever is of another version than the file has now."""
         assert writing.table is not None and self._cache is not None
         for i in range(len(writing.table)):
             key = window_key(node.file, writing.table, i)
-            if self._cache.index.version(key) != version:
+            known = self._cache.index.version(key)
+            if known in writing.believed or known != version:
                 self._cache.evictor.evict_nowait((key,))
             if i % STEP == STEP - 1:
                 await trio.lowlevel.checkpoint()
@@ -316,17 +320,18 @@ class Writes:
             key = window_key(node.file, writing.table, i)
             known = self._cache.index.version(key)
             overlapped = writing.extents.overlap(key.offset, key.offset + key.size)
-            if known is not None and known != version:
-                if known in writing.believed and not overlapped:
-                    batch.append((key, known))
-                else:
-                    self._cache.evictor.evict_nowait((key,))
+            if known is not None and overlapped:  # a flight that had its bytes before the change has brought it
+                self._cache.evictor.evict_nowait((key,))
+            elif known in writing.believed and known != version:
+                batch.append((key, known))
+            elif known is not None and known.differs_in_contents(version):  # else a fill will prove it
+                self._cache.evictor.evict_nowait((key,))
             if len(batch) == STAMP_BATCH:
                 await self._stamp(batch, version)
                 batch = []
             elif i % STEP == STEP - 1:
                 await trio.lowlevel.checkpoint()
-            if writing.writers or node.stale:
+            if writing.writers or writing.version != version or node.stale:
                 return
         await self._stamp(batch, version)
 
@@ -355,29 +360,7 @@ class Writes:
                 cache.resident.add(key, version, kept)
                 if key not in stamped:
                     cache.evictor.evict_nowait((key,))
-            self._counters.fills.restamped += len(stamped)
-
-
-def _bracket(
-    before: Sequence[Look], after: Sequence[Look], call: Callable[[], Result], expected: Version | None
-) -> Bracketed[Result]:
-    """Look, change, look. Runs in a worker thread."""
-    was = [_seen(look) for look in before]
-    if expected is not None and was[0] is not None and was[0].version != expected:
-        raise ForeignChangeError(was[0])
-    result, failure = None, None
-    try:
-        result = call()
-    except OSError as error:
-        failure = error
-    return Bracketed(was, [_seen(look) for look in after], result, failure)
-
-
-def _seen(look: Look) -> Attributes | None:
-    try:
-        return look()
-    except OSError:
-        return None
+            self._counters.fills.stamped += len(stamped)
 
 
 def _stamp_files(store: RangeStore, batch: list[tuple[RangeKey, Version]], version: Version) -> set[RangeKey]:

@@ -8,7 +8,8 @@ back before it returns.
   quota would be charged to the wrong user, and a directory's group would be lost.
 - The umask belongs to the file system context that threads of a process share; a thread takes a context of its own
   first (unshare(2)). The mode is not simply masked beforehand, because where the directory has a default ACL that
-  decides in the umask's place.
+  decides in the umask's place. Where unshare is forbidden (some containers) the process's umask is set instead, by one
+  thread at a time: everything else that this process creates has its mode stated.
 - Whether the creator may create there has been checked by the mount's kernel, who knows all groups that he is in. With
   an fsuid that is not root's the thread loses the right to override permissions, and would be refused where the creator
   may write by one of his other groups. So it takes that right back (CAP_DAC_OVERRIDE), and with it CAP_FSETID, without
@@ -35,6 +36,7 @@ _NO_ID = -1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _of_thread = threading.local()
+_process_umask = threading.Lock()
 
 
 class _Header(ctypes.Structure):
@@ -53,8 +55,10 @@ def creating_as(creator: Creator) -> Iterator[None]:
         OSError: EPERM where this process cannot create for that user.
     """
     own_uid, own_gid = os.geteuid(), os.getegid()
-    umask = _set_umask(creator.umask)
-    try:
+    with contextlib.ExitStack() as stack:
+        if not _has_own_context():
+            stack.enter_context(_process_umask)
+        stack.callback(os.umask, os.umask(creator.umask))
         if (creator.uid, creator.gid) == (own_uid, own_gid):
             yield
             return
@@ -66,17 +70,13 @@ def creating_as(creator: Creator) -> Iterator[None]:
         finally:
             _libc.setfsuid(own_uid)
             _libc.setfsgid(own_gid)
-    finally:
-        os.umask(umask)
 
 
-def _set_umask(umask: int) -> int:
-    if not getattr(_of_thread, "unshared", False):
-        if _libc.unshare(_CLONE_FS) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        _of_thread.unshared = True
-    return os.umask(umask)
+def _has_own_context() -> bool:
+    """Whether this thread has a umask of its own, which it takes the first time that it is asked."""
+    if not hasattr(_of_thread, "unshared"):
+        _of_thread.unshared = _libc.unshare(_CLONE_FS) == 0
+    return bool(_of_thread.unshared)
 
 
 def _set_ids(uid: int, gid: int) -> None:

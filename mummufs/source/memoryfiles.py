@@ -203,11 +203,11 @@ class MemoryDirectory:
             return  # two names of one file
         with self._source._lock:
             moved, replaced = _taken_out(nodes, old), _taken_out(nodes, new)
-            for rest, node in moved.items():
-                nodes[new + rest] = self._source._touched(node)
+            nodes.update({new + rest: node for rest, node in moved.items()})
+            self._source._touched(moved[b""])
             if flags & RENAME_EXCHANGE:
-                for rest, node in replaced.items():
-                    nodes[old + rest] = self._source._touched(node)
+                nodes.update({old + rest: node for rest, node in replaced.items()})
+                self._source._touched(replaced[b""])
             elif replaced:
                 self._source._touched(replaced[b""]).nlink -= 1
 

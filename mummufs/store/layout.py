@@ -6,6 +6,8 @@
       tables/<32 hex>.tbl          the range table of one file, named by a hash of its identity
       tmp/<32 hex>.<n>.tmp         what is being written
       scrub                        the key of the range that an interrupted scrub proved last: 4 x u64
+      pins                         what is pinned, by path (pins.py)
+      heat, heat.bad               which ranges were hot: heatfile.py
 
 A range file is a header of 4 KiB and then the window's bytes, so that these are page-aligned for O_DIRECT and splice.
 Header, little-endian, padded with zeros:
@@ -42,6 +44,8 @@ RANGES_DIR = "ranges"
 TABLES_DIR = "tables"
 TMP_DIR = "tmp"
 SCRUB_NAME = "scrub"
+HEAT_NAME = "heat"
+HEAT_BAD_NAME = "heat.bad"
 DIRECTORIES = (RANGES_DIR, TABLES_DIR, TMP_DIR)
 DIR_MODE = 0o700
 FILE_MODE = 0o600

@@ -4,7 +4,7 @@ Theory of operation. A range file is written in this order: bytes, header (size 
 crash therefore leaves a temporary, which the next mount removes, or a name whose header tells whether its bytes are
 all there: file systems were seen to keep a renamed name with empty or zero contents when nothing was synced.
 
-Only a header is ever written a second time, by `restamp_range`.
+Only a header is ever written a second time, by `restamp_range` and `stamp_range`.
 
 When an open range file is believed is in storedrange.py.
 """
@@ -12,6 +12,7 @@ When an open range file is believed is in storedrange.py.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import threading
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from xxhash import xxh3_128
 
 from mummufs.core.errors import RangeFileError
 from mummufs.core.ranges import FileId, RangeKey, Version, page_ceil
+from mummufs.store.heatfile import HeatFile
 from mummufs.store.layout import (
     DIRECTORIES,
     HEADER_BYTES,
@@ -44,11 +46,14 @@ from mummufs.store.layout import (
     unpack_table,
 )
 from mummufs.store.osfs import Os
+from mummufs.store.pins import PINS_ASIDE_NAME, PINS_BYTES_MAX, PINS_NAME
 from mummufs.store.storedrange import Closer, StoredRange, at_once, write_all
+from mummufs.store.written import Purpose, Written
 
 TABLES_BYTES_MAX = 256 << 20
 """All table files together; the ones saved longest ago make room."""
 TABLE_FILE_BYTES_MAX = 65 << 20
+PIECE_BYTES = 1 << 20
 
 
 class RangeStore:
@@ -78,6 +83,8 @@ class RangeStore:
         self._tables_bytes_max = tables_bytes_max
         self._serial = itertools.count(1)
         self._tables_lock = threading.Lock()
+        self.written = Written()
+        self._pins_bytes = 0
         for name in DIRECTORIES:
             fs.mkdir(name)
         for name in fs.names(TMP_DIR):
@@ -86,6 +93,7 @@ class RangeStore:
                     fs.unlink(f"{TMP_DIR}/{name}")
         self._tables = self._found_tables()
         self._shrink_tables(tables_bytes_max)
+        self.heat = HeatFile(fs, self._write_heat)
 
     # ------------------------------------------------------------------ ranges
 
@@ -118,7 +126,8 @@ class RangeStore:
     def _write_range(self, key: RangeKey, data: memoryview, header: RangeHeader) -> int:
         for name in (TMP_DIR, RANGES_DIR, range_dir(key)):
             self._fs.mkdir(name)
-        return self._write_named(tmp_name(digest_of(key), next(self._serial)), range_name(key), (data, header.pack()))
+        tmp = tmp_name(digest_of(key), next(self._serial))
+        return self._write_named(tmp, range_name(key), (data, header.pack()), Purpose.RANGES)
 
     def restamp_range(self, key: RangeKey, old: Version, new: Version, data: memoryview) -> bool:
         """Have the file of a range state another version, if by its checksum it holds just these bytes.
@@ -141,6 +150,7 @@ class RangeStore:
             return False
         if header.checksum != xxh3_128(data).digest():
             return False
+        self.written.add(Purpose.OTHER, HEADER_USED_BYTES)
         stored.write_header(header._replace(version=new))
         return True
 
@@ -184,6 +194,44 @@ class RangeStore:
         finally:
             self._fs.close(fd)
 
+    def save_pins(self, data: bytes) -> None:
+        """Keep the contents of the file of pins for the next mount."""
+        self._fs.mkdir(TMP_DIR)
+        name = tmp_name("0" * 32, next(self._serial))
+        self._fs.close(self._write_named(name, PINS_NAME, (memoryview(data), b"")))
+        self._pins_bytes = page_ceil(len(data))
+
+    def load_pins(self) -> bytes | None:
+        """The contents of the file of pins, PINS_BYTES_MAX and one byte of them at most; None where there is none.
+
+        Raises:
+            RangeFileError: there is something else in its place.
+            OSError: it cannot be read.
+        """
+        try:
+            fd = self._fs.open(PINS_NAME)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise RangeFileError("it is a symlink") from None
+            raise
+        try:
+            if not self._fs.state(fd).regular:
+                raise RangeFileError("it is no regular file")
+            data = bytearray()
+            piece = memoryview(bytearray(PIECE_BYTES))
+            while len(data) <= PINS_BYTES_MAX and (n := self._fs.read(fd, piece, len(data))):
+                data += piece[:n]
+            self._pins_bytes = page_ceil(len(data))
+            return bytes(data[: PINS_BYTES_MAX + 1])
+        finally:
+            self._fs.close(fd)
+
+    def set_pins_aside(self) -> None:
+        """Give a file of pins that cannot be read another name; one that was set aside before is lost."""
+        self._fs.rename(PINS_NAME, PINS_ASIDE_NAME)
+
     # ------------------------------------------------------------------ probes
 
     def probe_read(self) -> None:
@@ -204,6 +252,7 @@ class RangeStore:
         for name in DIRECTORIES:
             self._fs.mkdir(name)
         data = memoryview(bytes(HEADER_BYTES))
+        self.written.add(Purpose.OTHER, len(data))
         name = tmp_name("0" * 32, next(self._serial))
         fd = self._fs.create(name)
         try:
@@ -254,7 +303,8 @@ class RangeStore:
         name = table_name(file)
         with self._tables_lock:
             self._shrink_tables(self._tables_bytes_max - charge)
-            fd = self._write_named(tmp_name(table_digest(file), next(self._serial)), name, (memoryview(data), b""))
+            tmp = tmp_name(table_digest(file), next(self._serial))
+            fd = self._write_named(tmp, name, (memoryview(data), b""), Purpose.TABLES)
             self._tables.pop(name, None)
             self._tables[name] = charge
             self._fs.close(fd)
@@ -266,9 +316,22 @@ class RangeStore:
             self._remove(oldest)
             del self._tables[oldest]
 
-    def _write_named(self, tmp: str, name: str, parts: tuple[memoryview, bytes]) -> int:
+    @property
+    def overhead_bytes(self) -> int:
+        """What counts in the budget beside range files: range tables, heat and pins."""
+        return self.tables_bytes + self.heat.bytes + self._pins_bytes
+
+    def _write_heat(self, name: str, data: memoryview) -> None:
+        self._fs.mkdir(TMP_DIR)
+        tmp = tmp_name("0" * 32, next(self._serial))
+        self._fs.close(self._write_named(tmp, name, (data, b""), Purpose.HEAT))
+
+    def _write_named(
+        self, tmp: str, name: str, parts: tuple[memoryview, bytes], purpose: Purpose = Purpose.OTHER
+    ) -> int:
         """Write body and header under `tmp`, sync, rename; the open descriptor. Nothing is left on a failure."""
         body, header = parts
+        self.written.add(purpose, len(body) + len(header))
         fd = self._fs.create(tmp)
         try:
             write_all(self._fs, fd, body, len(header))

@@ -1,11 +1,13 @@
-"""Puts the benchmarks' figures into docs/performance.md: its tables and plots are made from docs/plots/*.json.
+"""Puts the benchmarks' figures into the documents: their tables and plots are made from docs/plots/*.json.
 
     scripts/bench/read   --json docs/plots/read.json
     scripts/bench/peers  --json docs/plots/peers.json
     scripts/bench/tokens --json docs/plots/tokens.json
+    scripts/bench/policy --json docs/plots/policy.json
     scripts/bench/plots
 
-A table is written between `<!-- begin NAME -->` and `<!-- end NAME -->`. What has no JSON is left as it is.
+The policy's are in docs/policy.md, the others in docs/performance.md. A table is written between `<!-- begin NAME -->`
+and `<!-- end NAME -->`. What has no JSON is left as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +23,16 @@ import click
 
 from scripts.bench.figures import Bars, draw
 from scripts.bench.launch import REPOSITORY
-from scripts.bench.results import NATIVE, number, ratio_text, share_text
+from scripts.bench.policy_section import policy_section
+from scripts.bench.results import NATIVE, markdown, number, ratio_text, share_text
 
 MOUNT = "mount"
 DOCUMENT = REPOSITORY / "docs" / "performance.md"
+POLICY_DOCUMENT = REPOSITORY / "docs" / "policy.md"
 PLOTS = REPOSITORY / "docs" / "plots"
 TO_NATIVE = "times native (logarithmic)"
 
 Figures = dict[str, Any]
-
-
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = ["| " + " | ".join(cells) + " |" for cells in (columns, ["---"] * len(columns), *rows)]
-    return "\n".join(lines)
 
 
 def about(figures: Figures) -> str:
@@ -117,11 +115,10 @@ def tokens_section(figures: Figures) -> tuple[str, Bars]:
     return "\n".join(text) + notes(figures), bars
 
 
-SECTIONS: dict[str, Callable[[Figures], tuple[str, Bars]]] = {
-    "read": read_section,
-    "peers": peers_section,
-    "tokens": tokens_section,
-}
+Section = Callable[[Figures], tuple[str, Bars]]
+
+SECTIONS: dict[str, Section] = {"read": read_section, "peers": peers_section, "tokens": tokens_section}
+POLICY_SECTIONS: dict[str, Section] = {"policy": policy_section}
 
 
 def replace_section(document: str, name: str, text: str) -> str:
@@ -132,11 +129,11 @@ def replace_section(document: str, name: str, text: str) -> str:
     return pattern.sub(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", document)
 
 
-def update(document: Path, plots: Path) -> list[str]:
+def update(document: Path, plots: Path, sections: Mapping[str, Section] = SECTIONS) -> list[str]:
     """Write the tables and plots of every JSON there is; the names of those."""
     done = []
     text = document.read_text()
-    for name, section in SECTIONS.items():
+    for name, section in sections.items():
         source = plots / f"{name}.json"
         if source.exists():
             table, bars = section(json.loads(source.read_text()))
@@ -155,10 +152,15 @@ def _median(row: dict[str, Any], key: str, who: str = MOUNT) -> float | None:
 
 @click.command(help=__doc__)
 @click.option("--document", type=click.Path(path_type=Path, exists=True, dir_okay=False), default=DOCUMENT)
+@click.option(
+    "--policy-document", type=click.Path(path_type=Path, exists=True, dir_okay=False), default=POLICY_DOCUMENT
+)
 @click.option("--plots", type=click.Path(path_type=Path, exists=True, file_okay=False), default=PLOTS)
-def main(document: Path, plots: Path) -> None:
+def main(document: Path, policy_document: Path, plots: Path) -> None:
     """The command line."""
-    done = update(document, plots)
-    if not done:
-        raise click.ClickException(f"{plots} has none of {', '.join(f'{name}.json' for name in SECTIONS)}")
-    click.echo(f"{document}: {', '.join(done)}")
+    done = {document: update(document, plots), policy_document: update(policy_document, plots, POLICY_SECTIONS)}
+    if not any(done.values()):
+        names = (f"{name}.json" for name in (*SECTIONS, *POLICY_SECTIONS))
+        raise click.ClickException(f"{plots} has none of {', '.join(names)}")
+    for path, names_done in done.items():
+        click.echo(f"{path}: {', '.join(names_done) or 'nothing new'}")

@@ -133,6 +133,12 @@ def share_text(lane: float | None, pushed: float | None) -> str:
     return f"{lane:.3f}" + (f" + {pushed:.3f} pushed" if pushed is not None and pushed >= PUSHED_SHARE_SHOWN else "")
 
 
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (columns, ["---"] * len(columns), *rows)]
+    return "\n".join(lines)
+
+
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on the terminal; never cut, where the output is not one."""
     table = Table(*columns, title=title, title_justify="left")

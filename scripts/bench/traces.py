@@ -48,11 +48,13 @@ class Trace:
     Attributes:
         experts: in each layer.
         layers: their sizes.
+        prompt: of each layer, the experts that any token of the prompt chose.
         tokens: of each decoded token, of each layer, the experts it chose.
     """
 
     experts: int
     layers: list[LayerSize]
+    prompt: list[list[int]]
     tokens: list[list[list[int]]]
 
 
@@ -86,6 +88,7 @@ def load(name: str) -> Trace:
     if not path.exists():
         raise click.ClickException(f"{path} is not there")
     experts, layers, choices = 0, list[LayerSize](), dict[int, dict[int, list[int]]]()
+    prompt: dict[int, set[int]] = {}
     with lzma.open(path, "rt") as file:
         for line in file:
             if not line.startswith("#"):
@@ -97,8 +100,10 @@ def load(name: str) -> Trace:
         for _turn, phase, step, layer, _slot, expert, *_rest in csv.reader(file):
             if phase == DECODING:
                 choices.setdefault(int(step), {}).setdefault(int(layer), []).append(int(expert))
+            else:
+                prompt.setdefault(int(layer), set()).add(int(expert))
     tokens = [[by_layer[layer] for layer in range(len(layers))] for _step, by_layer in sorted(choices.items())]
-    return Trace(experts, layers, tokens)
+    return Trace(experts, layers, [sorted(prompt[layer]) for layer in range(len(layers))], tokens)
 
 
 def lay_out(trace: Trace, size: int) -> Layout:

@@ -20,6 +20,7 @@ from tests.faultfs.client import REPOSITORY
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.skipif(os.geteuid() != 0, reason="loop devices and mounts are for root"),
 ]
 

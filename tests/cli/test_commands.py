@@ -323,7 +323,8 @@ def test_a_table_on_a_terminal_is_drawn_and_escapes_nothing_but_the_unprintable(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setattr(output, "Console", lambda: Console(width=60, file=sys.stdout, force_terminal=False))
+    drawing = Console(width=60, file=sys.stdout, force_terminal=False)
+    monkeypatch.setattr("rich.console.Console", lambda: drawing)
     output.print_table(("name", "size"), [("[bold]x[/] [1/4]\x1b", "10")], right=frozenset({"size"}))
     drawn = capsys.readouterr().out
     assert "│ [bold]x[/] [1/4]\\x1b │   10 │" in drawn

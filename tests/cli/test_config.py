@@ -56,8 +56,8 @@ def test_every_option_arrives(tree: Path) -> None:
     config = made(
         tree,
         f"store={tree}/store,store_size=1.5G,store_reserve=2G,source_reads=7,read_ahead=1M,max_background=99",
-        "attr_timeout=0,settle=250ms,policy=lru,log_level=DEBUG,mount_timeout=2m,fsname=the name,allow_other,noexec",
-        f"manifest={tree}/file,log_file={tree}/log",
+        "attr_timeout=0,settle=250ms,policy=lfu,log_level=DEBUG,mount_timeout=2m,fsname=the name,allow_other,noexec",
+        f"manifest={tree}/file,log_file={tree}/log,write_budget_gb_per_day=0.5",
     )
     assert config == MountConfig(
         source=tree / "source",
@@ -71,7 +71,8 @@ def test_every_option_arrives(tree: Path) -> None:
         max_background=99,
         attr_timeout_s=0.0,
         settle_s=0.25,
-        policy="lru",
+        policy="lfu",
+        write_budget_bytes=512 << 20,
         manifest=tree / "file",
         log_file=tree / "log",
         log_level="debug",
@@ -124,7 +125,13 @@ def test_a_long_option_wins_over_o(tree: Path) -> None:
         ("attr_timeout=-1", "attr_timeout: '-1' is not a duration"),
         ("settle=x", "settle: 'x' is not a duration"),
         ("mount_timeout=0", "mount_timeout: it must be more than 0"),
-        ("policy=fifo", "policy: 'fifo' is not one of hotness, lru"),
+        ("policy=fifo", "policy: 'fifo' is not one of hotness, lru, lfu"),
+        ("write_budget_gb_per_day=50G", "write_budget_gb_per_day: '50G' is not a number of GiB, such as 64"),
+        ("write_budget_gb_per_day=-1", "write_budget_gb_per_day: '-1' is not a number of GiB, such as 64"),
+        (
+            "write_budget_gb_per_day=0",
+            "write_budget_gb_per_day: 0 GiB a day is too little; give more, or leave it out for no limit",
+        ),
         ("log_level=loud", "log_level: 'loud' is not one of debug, info"),
         ("manifest=/no/such/file", "the manifest '/no/such/file' cannot be used: No such file"),
         ("manifest=/", "the manifest '/' is not a regular file"),
@@ -249,7 +256,7 @@ def test_the_daemon_gets_the_same_settings(
     tree: Path, store: str, fsname: str, size: int, settle: int, other: bool
 ) -> None:
     config = replace(
-        made(tree, "rw,noexec,nosuid,policy=lru,read_ahead=0"),
+        made(tree, "rw,noexec,nosuid,policy=lru,read_ahead=0,write_budget_gb_per_day=33.3333333"),
         store_dir=Path(paths.writable_place("x", f"{tree}/new/{store}", directory=True)),
         fsname=fsname,
         store_bytes=size,

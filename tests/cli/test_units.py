@@ -11,6 +11,7 @@ from mummufs.units import (
     SIZE_BYTES_MAX,
     format_duration,
     format_size,
+    gib,
     parse_count,
     parse_duration,
     parse_gib,
@@ -129,3 +130,8 @@ def test_sizes_for_people(size: int, text: str) -> None:
 )
 def test_durations_for_people(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+@given(st.integers(0, SIZE_BYTES_MAX))
+def test_gib_is_read_as_the_same_size(size: int) -> None:
+    assert parse_gib("x", gib(size)) == size

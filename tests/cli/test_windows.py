@@ -209,7 +209,8 @@ NOT_ON_WINDOWS = (
     *("backends.fuse", "mount", "mount_helper", "launch", "control", "store.lock"),
     *("source.tree", "source.descriptors", "source.creating", "source.devices", "source.direct"),
     *("manifests.child", "commands.mount", "commands.umount", "commands.install_helper", "commands.ranges"),
-    *("commands.verify", "__main__"),
+    *("commands.verify", "commands.pin", "commands.profile", "commands.residency", "commands.simulate"),
+    *("commands.trace", "commands.warm", "commands.located", "control_profile", "control_trace", "__main__"),
 )
 """Modules that are never imported on Windows."""
 

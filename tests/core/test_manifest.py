@@ -237,7 +237,7 @@ def test_a_long_name_is_cut() -> None:
     assert window.name.rstrip("\N{REPLACEMENT CHARACTER}") == "\N{SNOWMAN}" * (NAME_BYTES_MAX // 3)
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 3))
 def test_an_empty_manifest_has_no_windows(empty_ranges: int) -> None:
     table = RangeTable.from_manifest(Manifest("test", 0, tuple(ManifestRange(0, 0, "x") for _ in range(empty_ranges))))

@@ -10,7 +10,7 @@ from mummufs.core import ratings as module
 from mummufs.core.hotness import COLD
 from mummufs.core.index import CacheIndex
 from mummufs.core.packs import pack_of
-from mummufs.core.policy import ACTIVITY_BUDGETS, HALF_LIFE_BUDGETS, MARGIN, POLICIES, HotnessPolicy, LruPolicy
+from mummufs.core.policy import ACTIVITY_BUDGETS, MARGIN, POLICIES, TURN, HotnessPolicy, LruPolicy
 from mummufs.core.ranges import PAGE_SIZE, FileId, RangeKey, Version
 from mummufs.core.ratings import STRANGERS, HeatRecord, PackRecord
 from mummufs.core.states import Decision
@@ -146,12 +146,12 @@ def test_a_half_life_is_two_budgets_of_hits_and_misses_do_not_age() -> None:
     before = index.heat(kept)
     index.touch(missed, 10 * BUDGET, hit=False)
     assert index.heat(kept) == before
-    index.touch(other, HALF_LIFE_BUDGETS * BUDGET, hit=True)
+    index.touch(other, round(BUDGET / TURN), hit=True)
     assert index.heat(kept) == pytest.approx(before - 1)
 
 
 def test_margin_covers_what_one_turn_of_a_loop_makes_of_a_difference() -> None:
-    assert MARGIN >= 1 / HALF_LIFE_BUDGETS
+    assert MARGIN >= TURN
 
 
 def test_activity_is_the_bytes_read_lately() -> None:

@@ -281,6 +281,7 @@ async def engine(
     parser: FakeParser | None,
     *,
     fs: Os | None = None,
+    store: RangeStore | None = None,
     budget_bytes: int = 64 << 20,
     policy: str = "hotness",
     source_reads: int = 8,
@@ -288,6 +289,7 @@ async def engine(
     settle_s: float = 0.0,
     wall_ns: Callable[[], int] = lambda: WALL_NS,
     read_around: bool = False,
+    write_budget_bytes: int = 0,
     scan: bool = False,
     hold_scan: bool = False,
 ) -> AsyncIterator[Engine]:
@@ -295,6 +297,7 @@ async def engine(
 
     Args:
         parser: None for the real one, in a child process.
+        store: one that was made already, in place of `fs`.
         read_around: the source is told what is likely to be read next.
         scan: look for what an earlier engine has left in the store; `hold_scan`: not before `scan_gate` is set.
     """
@@ -305,8 +308,9 @@ async def engine(
         policy=policy,
         open_max=open_max,
         read_around=read_around,
+        write_budget_bytes=write_budget_bytes,
     )
-    store = RangeStore(fs or RealOs(store_dir))
+    store = store or RangeStore(fs or RealOs(store_dir))
     service = _WatchedService(
         source, options, store, store_dir=store_dir if scan else None, parser=parser, wall_ns=wall_ns
     )

@@ -5,11 +5,16 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pytest
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mummufs.core.ranges import RangeKey, Version
 from mummufs.core.states import State
 from mummufs.source.memory import MemorySource
+from mummufs.store.layout import charge_of
+from mummufs.store.storedrange import StoredRange
 from tests.engine.harness import KIB, PAGE, Engine, FakeParser, contents, engine, make_table
 
 SIZE = 40 * PAGE + 777
@@ -118,6 +123,30 @@ async def test_nor_while_the_scan_of_the_store_is_under_way(tmp_path: Path) -> N
         e.service.scan_gate.set()
         await e.service.stock_taken.wait()
         await e.idle()
+        e.check()
+    assert len(source.reads) == before
+
+
+async def test_nor_where_the_scan_comes_to_a_range_while_it_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The read's own plan is older than what the scan has just found."""
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser) as e:
+        await warmed(e)
+    before = len(source.reads)
+    async with engine(source, tmp_path, parser, scan=True, hold_scan=True) as e:
+        real, cache = e.cache.store.open_range, e.cache
+
+        def opened(key: RangeKey, version: Version) -> StoredRange:
+            stored = real(key, version)
+            if trio.from_thread.run_sync(e.index.restore, key, charge_of(key.size), version):
+                trio.from_thread.run_sync(cache.resident.add, key, version)
+            return stored
+
+        monkeypatch.setattr(cache.store, "open_range", opened)
+        await read_windows(e)
+        assert_hits_only(e)
         e.check()
     assert len(source.reads) == before
 

@@ -11,12 +11,13 @@ import trio
 from trio.testing import MockClock
 
 from mummufs.core.ranges import ByteRange, FileId, RangeKey
-from mummufs.engine import filler, flight
-from mummufs.engine.filler import FOREGROUND_BYTES, MERGE_GAP_BYTES, MERGE_MAX_BYTES, _merged
-from mummufs.engine.schedule import BACKGROUND_WAIT_S, Schedule
+from mummufs.engine import bringing, filler, flight
+from mummufs.engine.bringing import FOREGROUND_BYTES
+from mummufs.engine.filler import MERGE_GAP_BYTES, MERGE_MAX_BYTES, _merged
+from mummufs.engine.schedule import BACKGROUND_WAIT_S, LOWEST_WAIT_S, Schedule
 from mummufs.engine.threads import Pools
-from mummufs.source.memory import MemorySource
-from tests.engine.harness import KIB, PAGE, FakeParser, FaultyOs, contents, engine, gather, make_table
+from mummufs.source.memory import MemoryFile, MemorySource
+from tests.engine.harness import FAIL_AFTER_S, KIB, PAGE, FakeParser, FaultyOs, contents, engine, gather, make_table
 
 FILE = FileId(1, 1)
 MIB = 1 << 20
@@ -44,9 +45,9 @@ class Calls:
         self.ends[name] = trio.Event()
         await self.schedule.read(self.call, name)
 
-    async def background(self, name: str, offset: int, go: trio.Event) -> None:
+    async def background(self, name: str, offset: int, go: trio.Event, lowest: bool = False) -> None:
         self.ends[name] = trio.Event()
-        await self.schedule.read_in_turn(FILE, offset, go, self.call, name)
+        await self.schedule.read_in_turn(FILE, offset, go, self.call, name, lowest=lowest)
 
     async def settle(self, count: int) -> None:
         """Wait until so many calls have begun."""
@@ -111,6 +112,31 @@ async def test_it_does_not_wait_for_ever(mock_clock: MockClock) -> None:
         assert (calls.schedule.foreground, calls.schedule.background, calls.schedule.waiting) == (2, 0, 0)
         calls.ends["b"].set()
         calls.ends["f"].set()
+    calls.check_at_rest()
+
+
+async def test_the_lowest_lets_every_other_one_pass_for_a_time(mock_clock: MockClock) -> None:
+    calls = Calls()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(calls.background, "first", 0, trio.Event())
+        await calls.settle(1)
+        for name in ("low 1", "low 2", "low 3"):
+            nursery.start_soon(calls.background, name, 0, trio.Event(), True)
+        nursery.start_soon(calls.background, "b", 9, trio.Event())
+        await calls.settle(1)
+        assert (calls.begun, calls.schedule.waiting) == (["first"], 4)
+        calls.ends["first"].set()
+        await calls.settle(2)
+        assert calls.begun[-1] == "b"
+        mock_clock.jump(BACKGROUND_WAIT_S)
+        await calls.settle(2)
+        calls.ends["b"].set()
+        await calls.settle(3)
+        assert calls.begun[-1].startswith("low")
+        mock_clock.jump(LOWEST_WAIT_S)
+        await calls.settle(5)
+        for name in ("low 1", "low 2", "low 3"):
+            calls.ends[name].set()
     calls.check_at_rest()
 
 
@@ -222,7 +248,7 @@ async def test_a_pass_for_several_windows_that_fails_stores_none(tmp_path: Path)
 
 
 async def test_the_rest_of_a_large_window_lets_others_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filler, "FOREGROUND_BYTES", 64 * KIB)
+    monkeypatch.setattr(bringing, "FOREGROUND_BYTES", 64 * KIB)
     monkeypatch.setattr(flight, "PIECE_MAX_BYTES", 64 * KIB)
     monkeypatch.setattr(flight, "PIECE_MIN_BYTES", 32 * KIB)
     size = 1 * MIB
@@ -263,6 +289,100 @@ async def test_a_window_of_a_few_mib_is_read_in_one_go(tmp_path: Path) -> None:
         await e.idle()
         assert e.counters.source_reads.background == 0
         e.check()
+
+
+def held_at(monkeypatch: pytest.MonkeyPatch, offset: int) -> threading.Event:
+    """A read of the source that begins there waits for this."""
+    gate, real = threading.Event(), MemoryFile.read_into
+
+    def read_into(file: MemoryFile, buffer: memoryview, at: int) -> int:
+        if at == offset:
+            assert gate.wait(20.0)
+        return real(file, buffer, at)
+
+    monkeypatch.setattr(MemoryFile, "read_into", read_into)
+    return gate
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of 512 KiB is read in pieces of 64, 128, 256 and 64 KiB."""
+    monkeypatch.setattr(flight, "PIECE_MIN_BYTES", 64 * KIB)
+
+
+RUN = 512 * KIB
+
+
+@pytest.mark.usefixtures("pieces")
+async def test_who_waits_for_a_piece_is_released_before_the_next_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though one call reads them all."""
+    data = contents(RUN)
+    source, parser = MemorySource({b"model": data}), FakeParser({b"model": make_table(RUN, [(0, RUN)])})
+    gate = held_at(monkeypatch, 192 * KIB)
+    async with engine(source, tmp_path, parser) as e:
+        handle = await e.open(b"model")
+        assert await e.read(handle, 0, 64 * KIB) == data[: 64 * KIB]
+        assert await e.read(handle, 64 * KIB, 128 * KIB) == data[64 * KIB : 192 * KIB]
+        assert (e.pools.source.busy, e.counters.source_reads.bytes) == (1, 192 * KIB)
+        gate.set()
+        assert await e.read(handle, 192 * KIB, 256 * KIB) == data[192 * KIB : 448 * KIB]
+        await e.idle()
+        assert e.counters.fills.completed == 1
+        assert source.read_bytes() == e.counters.source_reads.bytes == RUN
+        e.check()
+
+
+@pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+async def test_a_run_that_fails_at_a_piece(tmp_path: Path, nth: int) -> None:
+    """What has arrived is given out, the rest the readers ask for themselves, and nothing is stored."""
+    data = contents(RUN)
+    source, parser = MemorySource({b"model": data}), FakeParser({b"model": make_table(RUN, [(0, RUN)])})
+    async with engine(source, tmp_path, parser) as e:
+        handle = await e.open(b"model")
+        source.fail_read(nth)
+        results = await gather(*(partial(e.read, handle, at, 64 * KIB) for at in range(0, RUN, 64 * KIB)))
+        assert results == [data[at : at + 64 * KIB] for at in range(0, RUN, 64 * KIB)]
+        await e.idle()
+        assert (e.counters.fills.completed, e.counters.fills.aborted) == (0, 1)
+        e.check()
+
+
+@pytest.mark.usefixtures("pieces")
+async def test_a_file_that_changes_within_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first reader has the old bytes, the second an error, and neither half is stored."""
+    data = contents(RUN)
+    source, parser = MemorySource({b"model": data}), FakeParser({b"model": make_table(RUN, [(0, RUN)])})
+    gate = held_at(monkeypatch, 64 * KIB)
+    async with engine(source, tmp_path, parser) as e:
+        handle = await e.open(b"model")
+        assert await e.read(handle, 0, 64 * KIB) == data[: 64 * KIB]
+        source.write(b"model", contents(RUN, seed=2))
+        gate.set()
+        with pytest.raises(OSError, match="Stale"):
+            await e.read(handle, 64 * KIB, 64 * KIB)
+        await e.idle()
+        assert e.counters.fills.completed == 0
+        e.check()
+
+
+@pytest.mark.usefixtures("pieces")
+async def test_a_mount_that_ends_within_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for the source, and the thread reads no further than the piece it is at."""
+    data = contents(RUN)
+    source, parser = MemorySource({b"model": data}), FakeParser({b"model": make_table(RUN, [(0, RUN)])})
+    gate = held_at(monkeypatch, 64 * KIB)
+    async with engine(source, tmp_path, parser) as e:
+        assert await e.read(await e.open(b"model"), 0, 64 * KIB) == data[: 64 * KIB]
+        places = e.pools.source
+        assert places.busy == 1
+    gate.set()
+    with trio.fail_after(FAIL_AFTER_S):
+        while places.busy:  # its thread comes back by itself
+            await trio.lowlevel.checkpoint()
+    assert source.read_bytes() == 192 * KIB
 
 
 async def test_writing_range_files_holds_nobody_up(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from mummufs.core.policy import HotnessPolicy
 from mummufs.core.ranges import FileId, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.resident import Resident
+from mummufs.engine.tracing import Tracing
 from mummufs.engine.views import FileView, HitReports, OpenRanges
 from mummufs.store.rangestore import RangeStore
 from mummufs.store.storedrange import StoredRange
@@ -113,7 +114,7 @@ def test_a_file_that_is_let_go_is_in_no_view(tmp_path: Path) -> None:
 def test_what_was_served_is_counted_and_touched() -> None:
     index = CacheIndex(1 << 30, HotnessPolicy(1 << 30))
     counters = Counters()
-    reports = HitReports(index, counters)
+    reports = HitReports(index, counters, Tracing())
     key, gone = RangeKey(FILE, 0, 4 * PAGE), RangeKey(FILE, 8 * PAGE, 4 * PAGE)
     index.restore(key, 5 * PAGE, VERSION)
     before = index.statistics()

@@ -297,6 +297,7 @@ def test_a_name_that_becomes_something_else_while_it_is_open(tree: Path, store: 
 
 
 @pytest.mark.mount
+@pytest.mark.alone
 def test_what_is_pushed_late_goes_to_no_other_version(tree: Path, tmp_path: Path) -> None:
     """A push that the store holds up, to an inode number that the kernel has forgotten meanwhile. The file has been
     rewritten since, and would get that number again: its pages would be those of the old version."""

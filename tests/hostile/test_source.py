@@ -217,6 +217,7 @@ def test_the_source_is_stopped_and_a_file_changes_under_it(tree: Path, store: Pa
 
 
 @pytest.mark.mount
+@pytest.mark.alone
 def test_look_ups_and_forgets_without_end(tree: Path, store: Path) -> None:
     """Nodes come, change and are forgotten in every order; what is forgotten leaves nothing behind."""
     for i in range(500):

@@ -7,7 +7,6 @@ root may read whatever its permissions are, so this part of the store's faults n
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pwd
 import stat
@@ -17,11 +16,9 @@ import tempfile
 from pathlib import Path
 
 from tests.mounts.harness import Mounted
+from tests.support.namespaces import leave_mount_namespace
 
 USER = "nobody"
-_CLONE_NEWNS = 0x20000
-_MS_REC = 0x4000
-_MS_PRIVATE = 1 << 18
 
 
 def become(user: str) -> None:
@@ -38,9 +35,7 @@ def open_dev_fuse() -> None:
     """Have /dev/fuse as udev makes it, usable by everybody, in a mount namespace of our own."""
     if os.stat("/dev/fuse").st_mode & 0o006 == 0o006:
         return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNS) != 0 or libc.mount(None, b"/", None, _MS_PRIVATE | _MS_REC, None) != 0:
-        raise OSError(ctypes.get_errno(), "no mount namespace of our own")
+    leave_mount_namespace()
     node = tempfile.mktemp(prefix="fuse-")
     os.mknod(node, stat.S_IFCHR | 0o666, os.stat("/dev/fuse").st_rdev)
     os.chmod(node, 0o666)

@@ -25,6 +25,7 @@ P99_S = 0.500
 
 
 @pytest.mark.mount
+@pytest.mark.alone
 @pytest.mark.parametrize("misses", [16, 64])
 def test_hits_while_misses_hang(tree: Path, store: Path, misses: int) -> None:
     write_native(tree / "hot", sizes=(256 * KIB,) * 8, gap=0)

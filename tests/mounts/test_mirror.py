@@ -304,6 +304,7 @@ def test_file_systems_inside_the_source(tree: Path, store: Path) -> None:
 
 
 @pytest.mark.mount
+@pytest.mark.alone
 def test_what_the_kernel_forgets_is_forgotten(tree: Path) -> None:
     (tree / "deep/er").mkdir(parents=True)
     for i in range(300):

@@ -15,6 +15,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from tests.faultfs.client import FaultFs, ReadRecord
 from tests.mounts.harness import Mounted, opened, run
+from tests.support.commands import call
 from tests.support.models import write_gguf
 from tests.support.trees import write_models
 from tests.support.waiting import wait_for
@@ -27,7 +28,7 @@ def in_ranges(reads: list[ReadRecord], source: Path) -> list[ReadRecord]:
     touched, known = [], {}
     for read in reads:
         if read.path not in known:
-            done = run("ranges", source / read.path, "--json", check=False)
+            done = call("ranges", source / read.path, "--json")
             known[read.path] = json.loads(done.stdout)["ranges"] if done.returncode == 0 else []
         if any(
             r["offset"] < read.offset + read.size and read.offset < r["offset"] + r["length"] for r in known[read.path]

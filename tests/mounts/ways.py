@@ -10,11 +10,11 @@ An older kernel is imitated by taking out of INIT's offer what it did not know.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 
 from mummufs.mount import MASKED_ENV
+from tests import stages
 
 OPTIONS_ENV = "MUMMUFS_TEST_OPTIONS"
 """A string for `-o`, added to every mount of the harness; a test's own options win."""
@@ -76,8 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     failed = []
     for way, paths in PLANS[arguments[0]].items():
         print(f"== {way}", flush=True)
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "mount", *paths, *arguments[1:]]
-        if subprocess.run(command, env={**os.environ, **WAYS[way]}, check=False).returncode != 0:
+        if not stages.run("mount", [*paths, *arguments[1:]], {**os.environ, **WAYS[way]}):
             failed.append(way)
     print(f"failed: {', '.join(failed)}" if failed else f"all well: {', '.join(PLANS[arguments[0]])}")
     return 1 if failed else 0

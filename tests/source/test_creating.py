@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mummufs.source import creating
 from mummufs.source.base import Creator, Place
 from tests.source.trees import DiskTree
 
@@ -98,4 +99,19 @@ def test_a_creation_that_fails_leaves_the_thread_as_it_was(disk: DiskTree) -> No
 def test_the_umask_of_other_threads_is_not_touched(disk: DiskTree) -> None:
     before = _ids()
     make(disk, b"a", 0o666, Creator(USER, GROUP, 0o123))
+    assert _ids() == before
+
+
+@root_only
+def test_where_no_thread_may_have_a_umask_of_its_own(disk: DiskTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forbidden:
+        def __getattr__(self, name: str) -> object:
+            return (lambda *_: -1) if name == "unshare" else getattr(libc, name)
+
+    libc = creating._libc
+    monkeypatch.setattr(creating, "_libc", Forbidden())
+    os.chmod(disk.root, 0o777)
+    before = _ids()
+    found = make(disk, b"a", 0o666, Creator(USER, GROUP, 0o027))
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (USER, 0o640)
     assert _ids() == before

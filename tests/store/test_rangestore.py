@@ -14,10 +14,11 @@ from xxhash import xxh3_128
 
 from mummufs.core.errors import RangeFileError
 from mummufs.core.ranges import Version
-from mummufs.store.layout import HEADER_BYTES, HEADER_USED_BYTES, RangeHeader
+from mummufs.store.layout import HEADER_BYTES, HEADER_USED_BYTES, RangeHeader, table_name
 from mummufs.store.osfs import RealOs
 from mummufs.store.rangestore import RangeStore
 from mummufs.store.storedrange import PROVE_ATTEMPTS
+from mummufs.store.written import Purpose
 from tests.store.faulty import FaultyOs
 from tests.store.samples import DATA, FILE, KEY, OTHER_DATA, VERSION, Store, put, read
 from tests.support.descriptors import descriptors
@@ -313,3 +314,17 @@ def test_a_directory_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "tmp").write_bytes(b"")
     with pytest.raises(NotADirectoryError):
         RangeStore(RealOs(tmp_path))
+
+
+def test_what_is_written_is_counted_by_its_purpose(tmp_path: Path) -> None:
+    store = RangeStore(FaultyOs(tmp_path))
+    store.write_range(KEY, VERSION, memoryview(DATA))
+    assert store.written.of(Purpose.RANGES) == HEADER_BYTES + KEY.size
+    store.save_table(KEY.file, VERSION, b"payload")
+    assert store.written.of(Purpose.TABLES) == (tmp_path / table_name(KEY.file)).stat().st_size
+    other = store.written.of(Purpose.OTHER)
+    assert store.restamp_range(KEY, VERSION, VERSION._replace(ctime_ns=9), memoryview(DATA))
+    store.probe_write()
+    store.save_mark(KEY)
+    assert store.written.of(Purpose.OTHER) - other == HEADER_USED_BYTES + HEADER_BYTES + 32
+    assert store.written.total == sum(map(store.written.of, Purpose))

@@ -6,6 +6,7 @@ kernel does without or says EOPNOTSUPP, and does not ask again. Locks are not as
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 
@@ -75,6 +76,14 @@ class MirrorOperations(Operations):
     @guarded
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
         await self._mirror.sync_directory(self._listings[fh].node, data_only=datasync)
+
+    @guarded
+    async def release(self, fh: int) -> None:
+        handle = self._handles[fh]
+        if handle.writer is not None and self.modes.is_passed_through(handle.node):
+            with contextlib.suppress(OSError):
+                await self._overlay.attributes(handle.node)  # what the kernel has written by itself is ours too
+        await super().release(fh)
 
     def _close(self, handle: Handle) -> None:
         self._mirror.close(handle)

@@ -54,6 +54,7 @@ class Inodes:
             number = self._free_number(node)
             self._nodes[number] = node
             self._numbers[node] = number
+            node.known = True
         return number
 
     def known(self, node: Node) -> int | None:
@@ -84,6 +85,7 @@ class Inodes:
     def _drop(self, number: int) -> Node:
         node = self._nodes.pop(number)
         del self._numbers[node]
+        node.known = False
         return node
 
     def _free_number(self, node: Node) -> int:

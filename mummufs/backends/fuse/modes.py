@@ -77,6 +77,11 @@ class OpenModes:
         """Inodes that are passed through now."""
         return sum(opened.backing_id is not None for opened in self._opened.values())
 
+    def is_passed_through(self, node: Node) -> bool:
+        """Whether the kernel reads and writes this file by itself, as far as it is open."""
+        opened = self._opened.get(node)
+        return opened is not None and opened.mode is Mode.PASSTHROUGH
+
     def open(self, handle: Handle) -> Opened:
         """A file has been opened: its mode."""
         opened = self._opened.get(handle.node)

@@ -1,0 +1,95 @@
+"""What a policy has to do in three plain cases, and what an access costs in the index."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from mummufs.core.ranges import FileId, RangeKey
+from mummufs.core.simulate import BELADY, Access, IndexCache, Outcome, replay
+
+RANGE_BYTES = 1 << 20
+LOOP_RANGES, LOOP_BUDGET_RANGES, LOOP_CYCLES, LOOP_WARMUP_CYCLES = 300, 200, 20, 4
+HOT_RANGES, HOT_CYCLES, BURST_BUDGETS = 200, 8, 10
+COST_RANGES, COST_ROUNDS, COST_ACCESSES = 100_000, 5, 40_000
+COST_SMALL_RANGES = 1_000
+
+MODEL, OTHER = b"model", b"other"
+FILES = {MODEL: FileId(1, 1), OTHER: FileId(1, 2)}
+
+
+def one(number: int, pack: bytes = MODEL) -> Access:
+    """A read of a range of RANGE_BYTES."""
+    return Access(RangeKey(FILES[pack], number * RANGE_BYTES, RANGE_BYTES), pack)
+
+
+def loop_hit_ratios(policy: str) -> tuple[float, float]:
+    """Of a loop over 1.5 times the budget, as the dense weights of a large model are read: a policy's and Belady's."""
+    accesses = [one(number) for number in range(LOOP_RANGES)] * LOOP_CYCLES
+    warmup, budget = LOOP_WARMUP_CYCLES * LOOP_RANGES, LOOP_BUDGET_RANGES * RANGE_BYTES
+    ours, best = (replay(accesses, budget, name, warmup).hit_ratio for name in (policy, BELADY))
+    return ours, best
+
+
+def burst_survivors(policy: str, pack: bytes) -> float:
+    """The share of a hot set as large as the budget that is resident after ten budgets of ranges read once.
+
+    Args:
+        pack: whose ranges they are: MODEL's own (a prompt, a loader's sweep), or OTHER's (a file that is copied).
+    """
+    cache = IndexCache(HOT_RANGES * RANGE_BYTES, policy)
+    hot = [one(number) for number in range(HOT_RANGES)]
+    burst = [one(HOT_RANGES + number, pack) for number in range(BURST_BUDGETS * HOT_RANGES)]
+    for access in chain(hot * HOT_CYCLES, burst):
+        cache.access(access)
+    resident = set(cache.index.resident_keys())
+    return sum(access.key in resident for access in hot) / HOT_RANGES
+
+
+def access_costs(policy: str, ranges: int) -> dict[str, float]:
+    """Microseconds of one access in an index of so many resident ranges and as many remembered ones.
+
+    Returns:
+        "median" over all accesses, "hit" and "miss": medians over each kind; of COST_ROUNDS rounds the quickest.
+    """
+    cache = IndexCache(ranges * RANGE_BYTES, policy)
+    draw = random.Random(ranges)
+    known = [one(number) for number in range(2 * ranges)]
+    for access in known:
+        cache.access(access)
+    rounds = [_timed(cache, list(_skewed(draw, known))) for _ in range(COST_ROUNDS)]
+    return {kind: min(of_round[kind] for of_round in rounds) for kind in rounds[0]}
+
+
+def _timed(cache: IndexCache, accesses: list[Access]) -> dict[str, float]:
+    hits, misses = list[float](), list[float]()
+    for access in accesses:
+        start = time.perf_counter_ns()
+        outcome = cache.access(access)
+        (hits if outcome is Outcome.HIT else misses).append((time.perf_counter_ns() - start) / 1000)
+    median = statistics.median
+    return {"median": median([*hits, *misses]), "hit": median(hits), "miss": median(misses)}
+
+
+def _skewed(draw: random.Random, known: list[Access]) -> Iterator[Access]:
+    """Most reads fall on few ranges, as with experts."""
+    order = draw.sample(range(len(known)), len(known))
+    return (known[order[int(len(known) * draw.random() ** 2)]] for _ in range(COST_ACCESSES))
+
+
+Checks = dict[str, dict[str, float]]
+
+CHECKS: dict[str, Callable[[str], dict[str, float]]] = {
+    "loop": lambda policy: dict(zip(("ours", "belady"), loop_hit_ratios(policy), strict=True)),
+    "burst": lambda policy: {pack.decode(): burst_survivors(policy, pack) for pack in (MODEL, OTHER)},
+    "cost": lambda policy: access_costs(policy, COST_RANGES),
+    "cost_small": lambda policy: access_costs(policy, COST_SMALL_RANGES),
+}
+
+
+def check_all(policy: str) -> Checks:
+    """All of them, by name."""
+    return {name: check(policy) for name, check in CHECKS.items()}
