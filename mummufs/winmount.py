@@ -79,7 +79,9 @@ def run(config: MountConfig, ready: Ready, *, background: bool = False) -> int:
         try:
             trio.run(daemon.main)
         except* (OSError, MummufsError) as errors:
-            failure = errors.exceptions[0]  # raised below: what is raised here would be wrapped in a group
+            failure = errors  # raised below: what is raised here would be wrapped in a group
+            while isinstance(failure, BaseExceptionGroup):
+                failure = failure.exceptions[0]
         if failure is not None:
             raise MummufsError(f"the mount of {config.mountpoint} failed: {failure}")
     logging.shutdown()
@@ -170,6 +172,7 @@ def _options(config: MountConfig, win32: Win32, store: RangeStore | None) -> Ser
         offline_reads=config.offline_reads,
         verify_always=config.verify == "always",
         open_max=OPEN_MAX,
+        write_budget_bytes=config.write_budget_bytes,
         pipes=True,
     )
 

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import shutil
 import struct
 import subprocess
 import tempfile
@@ -84,7 +86,9 @@ class Open(NamedTuple):
 @functools.cache
 def compiled() -> Path:
     """The host as a shared library."""
-    path = Path(tempfile.mkdtemp(prefix="winfsp-host-")) / "host.so"
+    directory = tempfile.mkdtemp(prefix="winfsp-host-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    path = Path(directory) / "host.so"
     command = [
         "cc",
         "-shared",
