@@ -291,12 +291,21 @@ async def test_a_window_of_a_few_mib_is_read_in_one_go(tmp_path: Path) -> None:
         e.check()
 
 
-def held_at(monkeypatch: pytest.MonkeyPatch, offset: int) -> threading.Event:
+class Held(threading.Event):
+    """What a read of the source waits for; `reached` is set when it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+
+
+def held_at(monkeypatch: pytest.MonkeyPatch, offset: int) -> Held:
     """A read of the source that begins there waits for this."""
-    gate, real = threading.Event(), MemoryFile.read_into
+    gate, real = Held(), MemoryFile.read_into
 
     def read_into(file: MemoryFile, buffer: memoryview, at: int) -> int:
         if at == offset:
+            gate.reached.set()
             assert gate.wait(20.0)
         return real(file, buffer, at)
 
@@ -377,6 +386,7 @@ async def test_a_mount_that_ends_within_a_run(tmp_path: Path, monkeypatch: pytes
     async with engine(source, tmp_path, parser) as e:
         assert await e.read(await e.open(b"model"), 0, 64 * KIB) == data[: 64 * KIB]
         places = e.pools.source
+        await e.wait_until(gate.reached.is_set)
         assert places.busy == 1
     gate.set()
     with trio.fail_after(FAIL_AFTER_S):
