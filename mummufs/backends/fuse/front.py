@@ -130,6 +130,7 @@ class Front:
             if requests and self._gate is not None:
                 self._gate.answered()
             self._reports.take(requests, touched)
+            self._reports.take_pushed(self.lane.take_pushed())
 
     def open_backing(self, fd: int) -> int:
         """Register a file for passthrough; its backing id.
