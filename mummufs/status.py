@@ -58,6 +58,7 @@ def status(
         "wear": _wear(service),
         "heat": None if service.heat is None else _heat(service.heat),
         "source_reads": asdict(counters.source_reads),
+        "prefetch": _prefetch(service),
         "errors": asdict(counters.errors),
         "trace": None if service.cache is None else _trace(service.cache.tracing),
         **placement_status(service.placement),
@@ -122,6 +123,7 @@ def _options(config: MountConfig, service: Service) -> dict[str, Any]:
         "policy": config.policy,
         "write_budget_bytes_per_day": config.write_budget_bytes or None,
         "source_timeout_s": config.source_timeout_s,
+        "prefetch": "off" if service.cache is None or service.cache.prefetch is None else "order",
         "offline_reads": config.offline_reads,
         "verify": config.verify,
         "manifest": None if config.manifest is None else os.fspath(config.manifest),
@@ -168,6 +170,11 @@ def _wear(service: Service) -> dict[str, Any] | None:
         "budget_left_bytes": None if budget is None else budget.left_bytes,
         "budget_heat_needed": None if budget is None else budget.heat_needed,
     }
+
+
+def _prefetch(service: Service) -> dict[str, Any] | None:
+    """What was fetched ahead of readers: fetched = used + wasted + unread. None where nothing is."""
+    return None if service.cache is None or service.cache.prefetch is None else service.cache.prefetch.statistics()
 
 
 def _heat(heat: HeatKeeper) -> dict[str, Any]:
