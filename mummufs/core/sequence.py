@@ -10,6 +10,9 @@ gone through RUN_BYTES_MIN and RUN_WINDOWS_MIN in a row does anything follow, an
 than it has gone through, AHEAD_BYTES_MAX at most. What is fetched in vain when a stream ends is so never more than what
 was read in order. The experts of a token, which lie here and there, are short of RUN_BYTES_MIN, or have gaps.
 
+A reader who catches up with what is fetched ahead of him waits for nothing but the source. There is nothing to gain,
+and he would wait for a pass where he asked for less; so his stream begins anew.
+
 It is asked for one *pass* at a time, of PASS_BYTES or one window.
 """
 
@@ -79,6 +82,12 @@ class Order:
         """The same for the window that begins at an offset, if there is one."""
         i = bisect_left(self.table.starts, offset)
         return i < len(self.table) and self.table.starts[i] == offset and self.touched(i)
+
+    def late(self, i: int) -> None:
+        """The i-th window was touched before its bytes were there: its stream has to prove itself anew."""
+        for stream in self._streams:
+            if stream.at == i:
+                stream.first = i
 
     def take(self) -> range:
         """The next windows to be fetched, in order; of the stream that moved last of those that want any.

@@ -3,7 +3,8 @@
 It is a guess, so it costs nobody anything:
 
 - its reads have the lowest turn of all (`schedule`): none begins while somebody waits for the source, except one of
-  PASS_BYTES for each LOWEST_WAIT_S. One pass is under way at a time; who comes for its bytes meanwhile joins it;
+  PASS_BYTES for each LOWEST_WAIT_S. One pass is under way at a time; who comes for its bytes meanwhile joins it, and
+  nothing more is fetched ahead of him for a while: he is as fast as the source;
 - its fills leave half of the filler's memory to others;
 - it takes free room, but for the index's headroom, and evicts nothing. A window that nobody has read has no heat, so
   it would be the next victim of whatever comes after it: in a store that is full, what is fetched ahead would push
@@ -47,11 +48,16 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class PrefetchCounters:
-    """What came of it: windows and their bytes. `declined_bytes` were to follow, and there was no room for them."""
+    """What came of it: windows and their bytes.
+
+    `late_bytes` are those of the used windows that were still on their way when they were touched. `declined_bytes`
+    were to follow, and there was no room for them.
+    """
 
     windows: int = 0
     fetched_bytes: int = 0
     used_bytes: int = 0
+    late_bytes: int = 0
     wasted_bytes: int = 0
     declined_bytes: int = 0
 
@@ -92,8 +98,11 @@ class Prefetcher:
     def touched(self, plan: ReadPlan, segment: Segment, file: SourceFile) -> None:
         """A reader is at this segment of a window, which it has found in the store or not."""
         key = plan.key(segment)
+        late = False
         if key in self._unread:
-            self._came_for(key, there=segment.kind is SegmentKind.HIT or self._filler.has(key))
+            flight = None if segment.kind is SegmentKind.HIT else self._filler.flight(key, plan.version)
+            self._came_for(key, there=segment.kind is SegmentKind.HIT or flight is not None)
+            late = flight is not None and not flight.has(segment.offset, segment.end)
         assert plan.table is not None, "a window is one of a table"
         followed = self._followed.get(plan.file)
         if followed is None or followed.order.table is not plan.table or followed.version != plan.version:
@@ -102,7 +111,11 @@ class Prefetcher:
                 self._followed.popitem(last=False)
         self._followed.move_to_end(plan.file)
         followed.file = ref(file)
-        if followed.order.touched(segment.window):
+        moved = followed.order.touched(segment.window)
+        if late:
+            self.counters.late_bytes += key.size
+            followed.order.late(segment.window)
+        elif moved:
             self._wake.set()
 
     def touched_in_store(self, key: RangeKey) -> None:

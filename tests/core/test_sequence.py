@@ -109,6 +109,19 @@ def test_several_streams_and_no_more_than_the_limit() -> None:
     assert taken(crowded) == [], "each has pushed out the one that was to move next"
 
 
+def test_who_catches_up_begins_anew() -> None:
+    order = Order(table_of(*(MIB,) * 100))
+    for i in range(20):
+        order.touched(i)
+    assert taken(order)
+    order.late(20)
+    assert order.touched(20), "it has not been there"
+    order.late(20)
+    run = RUN_BYTES_MIN // MIB
+    assert [order.touched(i) for i in range(21, 20 + run)] == [False] * (run - 2) + [True]
+    order._check()
+
+
 def test_a_window_by_its_offset() -> None:
     order = Order(table_of(*(4 * MIB,) * 20))
     assert [order.touched_at(i * 4 * MIB) for i in range(5)] == [False, False, False, True, True]

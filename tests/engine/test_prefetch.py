@@ -152,8 +152,13 @@ async def test_who_comes_for_what_is_on_its_way_joins_it(tmp_path: Path) -> None
             await e.wait_until(lambda: len(source.reads) == before + 2)
             source.release_reads()
         await e.idle()
-        assert e.counters.source_reads.bytes == (RUN + prefetcher(e).counters.windows) * WINDOW
-        assert prefetcher(e).statistics()["used_bytes"] == WINDOW, "it is used, though it was late"
+        found = prefetcher(e).statistics()
+        assert e.counters.source_reads.bytes == (RUN + found["windows"]) * WINDOW
+        assert (found["windows"], found["used_bytes"], found["late_bytes"]) == (PASS, WINDOW, WINDOW)
+        await read_windows(e, handle, *range(RUN + 1, 2 * RUN - 1))
+        assert prefetcher(e).counters.windows == PASS, "nothing follows who is as fast as the source"
+        await read_windows(e, handle, 2 * RUN - 1)
+        assert prefetcher(e).counters.windows > PASS, "until it has read as much again"
 
 
 async def test_it_takes_free_room_only(tmp_path: Path) -> None:
