@@ -63,6 +63,7 @@ LOG_LEVEL_DEFAULT = "info"
 LANE = ("auto", "on", "off")
 IO = ("auto", "cached", "direct")
 SWITCH = ("on", "off")
+PREFETCH = ("off", "order")
 
 UNBUFFERED_ENV = "MUMMUFS_UNBUFFERED"
 """1 makes every read go past the page cache, 0 none, whatever `io` says. Empty means unset."""
@@ -119,6 +120,8 @@ class MountConfig:
         lane: whether threads of our own serve hits in front of libfuse: auto, on (or the mount fails), off.
         direct: files are read past the kernel's page cache.
         push: store the rest of a window into the page cache when a mapping walks through it.
+        prefetch: what is fetched before it is asked for: nothing (off), or what follows while a model is read in the
+            order of its manifest (order). Nothing where `direct`.
         passthrough: have the kernel read files without ranges by itself. Off unless asked for: an open handle then
             sees a rewrite in place, as in the source, where it would otherwise see one version or ESTALE.
         ram_budget_bytes: memory that the engine takes for itself, for io=auto.
@@ -152,6 +155,7 @@ class MountConfig:
     lane: str = "auto"
     direct: bool = False
     push: bool = True
+    prefetch: str = PREFETCH[0]
     passthrough: bool = False
     ram_budget_bytes: int = 0
     manifest: Path | None = None
@@ -218,6 +222,7 @@ def build(
         lane=_one_of("lane", values, LANE),
         direct=_direct(values, environ),
         push=_one_of("push", values, SWITCH) == "on",
+        prefetch=_one_of("prefetch", values, PREFETCH),
         passthrough=_one_of("passthrough", values, SWITCH[::-1]) == "on",
         ram_budget_bytes=_size(values, "ram_budget") or 0,
         manifest=places.existing_file("the manifest", values["manifest"]) if "manifest" in values else None,
@@ -251,6 +256,7 @@ def daemon_arguments(config: MountConfig) -> list[str]:
         "lane": config.lane,
         "io": "direct" if config.direct else "cached",
         "push": _switch(config.push),
+        "prefetch": config.prefetch,
         "passthrough": _switch(config.passthrough),
         "ram_budget": config.ram_budget_bytes,
         "manifest": config.manifest,

@@ -30,6 +30,7 @@ OWN_OPTIONS = {
     "lane": "auto|on|off",
     "io": "auto|cached|direct",
     "push": "on|off",
+    "prefetch": "off|order",
     "passthrough": "off|on",
     "ram_budget": "SIZE",
     "manifest": "FILE",

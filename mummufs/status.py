@@ -70,6 +70,7 @@ def common(config: MountConfig, service: Service, uptime_s: float, open_handles:
         "heat": None if service.heat is None else _heat(service.heat),
         "source_reads": asdict(counters.source_reads),
         "source_writes": asdict(counters.source_writes),
+        "prefetch": _prefetch(service),
         "errors": asdict(counters.errors),
         "trace": None if service.cache is None else _trace(service.cache.tracing),
         **placement_status(service.placement),
@@ -133,6 +134,7 @@ def _options(config: MountConfig, service: Service) -> dict[str, Any]:
         "policy": config.policy,
         "write_budget_bytes_per_day": config.write_budget_bytes or None,
         "source_timeout_s": config.source_timeout_s,
+        "prefetch": "off" if service.cache is None or service.cache.prefetch is None else "order",
         "offline_reads": config.offline_reads,
         "verify": config.verify,
         "manifest": None if config.manifest is None else os.fspath(config.manifest),
@@ -179,6 +181,11 @@ def _wear(service: Service) -> dict[str, Any] | None:
         "budget_left_bytes": None if budget is None else budget.left_bytes,
         "budget_heat_needed": None if budget is None else budget.heat_needed,
     }
+
+
+def _prefetch(service: Service) -> dict[str, Any] | None:
+    """What was fetched ahead of readers: fetched = used + wasted + unread. None where nothing is."""
+    return None if service.cache is None or service.cache.prefetch is None else service.cache.prefetch.statistics()
 
 
 def _heat(heat: HeatKeeper) -> dict[str, Any]:

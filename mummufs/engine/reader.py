@@ -187,6 +187,8 @@ class Reader:
                 cache.index.touch(key, segment.size, hit=segment.kind is SegmentKind.HIT)
                 if cache.tracing.on:
                     cache.tracing.touched(key, segment.size, hit=segment.kind is SegmentKind.HIT)
+                if cache.prefetch is not None:
+                    cache.prefetch.touched(plan, segment, file)
                 if segment.kind is SegmentKind.HIT:
                     part.hit = key
                 else:

@@ -32,6 +32,7 @@ from mummufs.engine.parse import ChildParser, child_environment, end_child
 from mummufs.engine.pins import RECALL_S
 from mummufs.engine.pipeparse import PipeParser
 from mummufs.engine.placement import Placement
+from mummufs.engine.prefetch import Prefetcher
 from mummufs.engine.reader import Reader
 from mummufs.engine.resident import OPEN_MAX, Resident
 from mummufs.engine.scrub import Scrub
@@ -75,6 +76,7 @@ class ServiceOptions:
         heat_save_s: heat is saved for the next mount at most this often.
         read_around: the source's disks spin: they are told what is likely to be read next.
         pipes: headers are parsed by children that inherit no descriptors.
+        prefetch: fetch ahead of who reads a model in the order of its manifest.
     """
 
     source_reads: int
@@ -91,6 +93,7 @@ class ServiceOptions:
     heat_save_s: float = SAVE_S
     read_around: bool = False
     pipes: bool = False
+    prefetch: bool = False
 
 
 class Service:
@@ -181,7 +184,8 @@ class Service:
             wall_ns=wall_ns,
             around=ReadAround() if options.read_around else None,
         )
-        return Cache(index, resident, store, filler, evictor, gate, Tracing())
+        prefetch = Prefetcher(index, filler, self.counters) if options.prefetch else None
+        return Cache(index, resident, store, filler, evictor, gate, Tracing(), prefetch)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. `task_status` is told once the root of the source has answered.
@@ -197,6 +201,8 @@ class Service:
                 nursery.start_soon(self.heat.run)
                 nursery.start_soon(self.cache.evictor.run)
                 await nursery.start(self.cache.filler.run)
+                if self.cache.prefetch is not None:
+                    nursery.start_soon(self.cache.prefetch.run)
                 await nursery.start(self.catalog.run)
                 await nursery.start(self.placement.run)
                 nursery.start_soon(self._take_stock)
@@ -205,7 +211,11 @@ class Service:
     @property
     def reports(self) -> HitReports | None:
         """Takes in what a backend has served by the views of nodes; None without a store."""
-        return None if self.cache is None else HitReports(self.cache.index, self.counters, self.cache.tracing)
+        cache = self.cache
+        if cache is None:
+            return None
+        also = None if cache.prefetch is None else cache.prefetch.touched_in_store
+        return HitReports(cache.index, self.counters, cache.tracing, also)
 
     def _path_and_size(self, file: FileId) -> tuple[bytes, int] | None:
         node = self.overlay.nodes.current(file)
@@ -221,6 +231,8 @@ class Service:
             return
         self._draining = True
         self.cache.filler.open_for_fills = False
+        if self.cache.prefetch is not None:
+            self.cache.prefetch.finish()
         with trio.move_on_after(DRAIN_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.heat.finish)

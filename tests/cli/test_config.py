@@ -57,7 +57,7 @@ def test_every_option_arrives(tree: Path) -> None:
         tree,
         f"store={tree}/store,store_size=1.5G,store_reserve=2G,source_reads=7,read_ahead=1M,max_background=99",
         "attr_timeout=0,settle=250ms,policy=lfu,log_level=DEBUG,mount_timeout=2m,fsname=the name,allow_other,noexec",
-        f"manifest={tree}/file,log_file={tree}/log,write_budget_gb_per_day=0.5",
+        f"manifest={tree}/file,log_file={tree}/log,write_budget_gb_per_day=0.5,prefetch=order",
     )
     assert config == MountConfig(
         source=tree / "source",
@@ -73,6 +73,7 @@ def test_every_option_arrives(tree: Path) -> None:
         settle_s=0.25,
         policy="lfu",
         write_budget_bytes=512 << 20,
+        prefetch="order",
         manifest=tree / "file",
         log_file=tree / "log",
         log_level="debug",
@@ -256,7 +257,7 @@ def test_the_daemon_gets_the_same_settings(
     tree: Path, store: str, fsname: str, size: int, settle: int, other: bool
 ) -> None:
     config = replace(
-        made(tree, "rw,noexec,nosuid,policy=lru,read_ahead=0,write_budget_gb_per_day=33.3333333"),
+        made(tree, "rw,noexec,nosuid,policy=lru,prefetch=order,read_ahead=0,write_budget_gb_per_day=33.3333333"),
         store_dir=Path(paths.writable_place("x", f"{tree}/new/{store}", directory=True)),
         fsname=fsname,
         store_bytes=size,
