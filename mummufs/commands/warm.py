@@ -89,7 +89,8 @@ def _watch(mountpoint: Path, job: int, *, quiet: bool) -> dict[str, Any]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("warming", total=None)
         while True:
             found = control.request(mountpoint, "warm_progress", job=job)
