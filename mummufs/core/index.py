@@ -115,6 +115,15 @@ class CacheIndex:
         """A file belongs to this pack: its ranges are weighed against one another. It may be repeated."""
         self._ratings.join(file, pack)
 
+    @property
+    def touches(self) -> int:
+        """Touches in this mount."""
+        return self._ratings.touches
+
+    def last_touch(self, file: FileId) -> int:
+        """The number of the last touch of a range of this file's pack; 0 if there was none in this mount."""
+        return self._ratings.last_touch(file)
+
     # ------------------------------------------------------------------ filling
 
     @property

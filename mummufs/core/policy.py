@@ -57,15 +57,20 @@ DECAY_BUDGETS = 4
 
 
 class Pack:
-    """The ranges that belong together (a model): their clock, their share of the traffic, and the resident in order."""
+    """The ranges that belong together (a model): their clock, their share of the traffic, and the resident in order.
 
-    __slots__ = ("activity", "hit_bytes", "name", "order")
+    Attributes:
+        touched: the number of the last touch of one of them in this mount; 0 if there was none.
+    """
+
+    __slots__ = ("activity", "hit_bytes", "name", "order", "touched")
 
     def __init__(self, name: bytes, order: SortedKeyList) -> None:
         self.name = name
         self.order = order
         self.hit_bytes = 0
         self.activity = 0.0
+        self.touched = 0
 
 
 class Policy(Protocol):

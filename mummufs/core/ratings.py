@@ -111,6 +111,11 @@ class Ratings:
         """Absent ranges whose heat is known."""
         return len(self._ghosts)
 
+    @property
+    def touches(self) -> int:
+        """Touches in this mount: the number of the last one."""
+        return self._seq
+
     # ------------------------------------------------------------------ packs
 
     @property
@@ -129,6 +134,10 @@ class Ratings:
             self._files[file] = pack
             if len(self._files) > FILES_MAX:
                 self._files.popitem(last=False)
+
+    def last_touch(self, file: FileId) -> int:
+        """The number of the last touch of anything in this file's pack; 0 if nobody has read it in this mount."""
+        return self._files.get(file, self._strangers).touched
 
     def packs(self) -> list[PackRecord]:
         """The packs that were read or have files. O(files)."""
@@ -216,7 +225,7 @@ class Ratings:
             rating.read_at = self._read_bytes
         self._read_bytes += size
         self._policy.read(pack, size, hit=hit, again=rating.again)
-        self._seq += 1
+        self._seq = pack.touched = self._seq + 1
         weight = min(1.0, size / key.size)
         rating.date = self._policy.date(pack, rating.date, weight, self._seq)
         rating.seq = self._seq
