@@ -125,7 +125,7 @@ def test_a_long_option_wins_over_o(tree: Path) -> None:
         ("attr_timeout=-1", "attr_timeout: '-1' is not a duration"),
         ("settle=x", "settle: 'x' is not a duration"),
         ("mount_timeout=0", "mount_timeout: it must be more than 0"),
-        ("policy=fifo", "policy: 'fifo' is not one of hotness, lru, lfu"),
+        ("policy=fifo", "policy: 'fifo' is not one of hotness, lru, lfu, decay"),
         ("write_budget_gb_per_day=50G", "write_budget_gb_per_day: '50G' is not a number of GiB, such as 64"),
         ("write_budget_gb_per_day=-1", "write_budget_gb_per_day: '-1' is not a number of GiB, such as 64"),
         (
