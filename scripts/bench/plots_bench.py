@@ -120,23 +120,18 @@ def tokens_section(figures: Figures) -> tuple[str, Bars]:
 def policies_section(figures: Figures) -> tuple[str, Bars]:
     """The table of policies on a real mount, and the plot: seconds per token over LRU's."""
     bars = Bars("Seconds per token over LRU's, on a mount whose store has a share of the model", "times LRU's seconds")
+    rounds = set[int]()
     for row in figures["rows"].values():
+        rounds.update(map(len, row["rounds"].values()))
         seconds = tokens_policies.seconds_of(RowResult(row["title"], None, row["rounds"]))
-        least = seconds.get(tokens_policies.REFERENCE)
-        others = {
-            policy: one / least for policy, one in seconds.items() if least and policy != tokens_policies.REFERENCE
-        }
-        bars.add(row["title"], dict(others), None)
-    machine, rounds = (
-        figures["machine"],
-        {len(one) for row in figures["rows"].values() for one in row["rounds"].values()},
-    )
+        least = seconds.pop(tokens_policies.REFERENCE, None)
+        if least is not None:
+            bars.add(row["title"], {policy: one / least for policy, one in seconds.items()}, None)
+    machine, timed = figures["machine"], f"{figures['tokens']} steps timed after the warm-up"
     of = f"models of {figures['model_bytes'] >> 20} MiB, a store of {figures['budget_share']:.0%} of each"
-    how = (
-        f"{figures['tokens']} steps timed after the warm-up; medians of {' or '.join(map(str, sorted(rounds)))} rounds"
-    )
+    how = f"medians of {' or '.join(map(str, sorted(rounds)))} rounds"
     text = [
-        f"{machine['cpus']} cores, kernel {machine['kernel']}; {of}; {how}.",
+        f"{machine['cpus']} cores, kernel {machine['kernel']}; {of}; {timed}; {how}.",
         "",
         markdown(tokens_policies.COLUMNS, tokens_policies.rows(figures)),
         *(f"\n{sentence}" for sentence in tokens_policies.verdicts(figures)),
