@@ -2,8 +2,11 @@
 
 Two are real, the routings in tests/data/traces: the prompt in one pass, then the answer. Two are drawn from a seed that
 nothing was chosen on, as scripts/bench/policy draws them: conversations one after the other, with a model of many small
-experts and one of few large ones. All have few layers, and sizes divided by one number, so that the file has the size
-that was asked for: the shares of the bytes, and so what fits, are nearly those of the whole model.
+experts and one of few large ones; there an expert's matrices lie together, as in safetensors, and in the real ones each
+matrix beside those of other experts, as in GGUF.
+
+All have few layers, and sizes divided by one number, so that the file has the size that was asked for: the shares of
+the bytes, and so what fits, are nearly those of the whole model.
 """
 
 from __future__ import annotations
