@@ -17,7 +17,7 @@ from mummufs.core.errors import UsageError
 from mummufs.options import ParsedOptions, parse_options, quote_option
 from mummufs.units import gib, parse_count, parse_duration, parse_gib, parse_size
 
-Policy = Literal["hotness", "lru", "lfu"]
+Policy = Literal["hotness", "lru", "lfu", "decay"]
 Verify = Literal["first", "always"]
 
 STORE_ENV = "MUMMU_DISK_CACHE_DIR"
@@ -73,7 +73,7 @@ OWN_ENVIRONMENT = (STORE_ENV, STORE_GB_ENV, UNBUFFERED_ENV)
 
 VERIFY: dict[str, Verify] = {"first": "first", "always": "always"}
 
-POLICIES: tuple[Policy, ...] = ("hotness", "lru", "lfu")
+POLICIES: tuple[Policy, ...] = ("hotness", "lru", "lfu", "decay")
 
 WRITE_BUDGET_BYTES_MIN = 1 << 20
 """A smaller allowance of writes per day is taken for a forgotten unit."""

@@ -25,7 +25,7 @@ OWN_OPTIONS = {
     "settle": "SECONDS",
     "source_timeout": "SECONDS",
     "verify": "first|always",
-    "policy": "hotness|lru|lfu",
+    "policy": "hotness|lru|lfu|decay",
     "write_budget_gb_per_day": "GIB",
     "lane": "auto|on|off",
     "io": "auto|cached|direct",

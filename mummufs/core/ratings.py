@@ -92,6 +92,14 @@ class Rating:
 
 
 _place = attrgetter("place")
+_ORDER_LOAD = 300
+"""How long the pieces of a sorted list are: with 100,000 ranges a touch takes a twentieth less than by default."""
+
+
+def _new_pack(name: bytes) -> Pack:
+    order = SortedKeyList(key=_place)
+    order._reset(_ORDER_LOAD)
+    return Pack(name, order)
 
 
 class Ratings:
@@ -99,7 +107,7 @@ class Ratings:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._strangers = Pack(STRANGERS, SortedKeyList(key=_place))
+        self._strangers = _new_pack(STRANGERS)
         self._packs = {STRANGERS: self._strangers}
         self._files: OrderedDict[FileId, Pack] = OrderedDict()
         self._ghosts: OrderedDict[RangeKey, Rating] = OrderedDict()
@@ -170,7 +178,7 @@ class Ratings:
             del self._packs[quietest.name]
             for file in [f for f, p in self._files.items() if p is quietest]:
                 del self._files[file]
-        pack = self._packs[name] = Pack(name, SortedKeyList(key=_place))
+        pack = self._packs[name] = _new_pack(name)
         return pack
 
     def _pack_of(self, key: RangeKey) -> Pack:
@@ -213,26 +221,27 @@ class Ratings:
 
     def touch(self, rating: Rating, size: int, *, hit: bool) -> None:
         """`size` bytes of a range were read."""
-        listed = rating.listed
+        policy, key, listed = self._policy, rating.key, rating.listed
         if listed:
             rating.pack.order.remove(rating)
             rating.listed = False
-        self._settle(rating)
-        key, pack = rating.key, rating.pack
-        if not rating.part:
-            soon = self._read_bytes - rating.read_at <= self._policy.again_bytes
-            rating.again = soon or self._policy.heat(pack, rating.date) >= KNOWN
+        if rating.pack is not self._files.get(key.file, self._strangers):
+            self._settle(rating)
+        pack, part = rating.pack, rating.part
+        if not part:
+            soon = self._read_bytes - rating.read_at <= policy.again_bytes
+            rating.again = soon or policy.heat(pack, rating.date) >= KNOWN
             rating.read_at = self._read_bytes
         self._read_bytes += size
-        self._policy.read(pack, size, hit=hit, again=rating.again)
-        self._seq = pack.touched = self._seq + 1
-        weight = min(1.0, size / key.size)
-        rating.date = self._policy.date(pack, rating.date, weight, self._seq)
-        rating.seq = self._seq
-        part = rating.part + weight
+        policy.read(pack, size, hit=hit, again=rating.again)
+        self._seq = pack.touched = seq = self._seq + 1
+        weight = size / key.size if size < key.size else 1.0
+        rating.date = date = policy.date(pack, rating.date, weight, seq)
+        rating.seq = seq
+        part += weight
         rating.part = part if part < _WHOLE else 0.0
         if listed:
-            rating.place = rating.date, rating.seq, key
+            rating.place = date, seq, key
             pack.order.add(rating)
             rating.listed = True
 

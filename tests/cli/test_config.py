@@ -12,9 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mummufs import paths
-from mummufs.config import STORE_BYTES_DEFAULT, MountConfig, build, daemon_arguments
+from mummufs.config import POLICIES, STORE_BYTES_DEFAULT, MountConfig, build, daemon_arguments
+from mummufs.core import policy as core_policy
 from mummufs.core.errors import UsageError
 from mummufs.mountinfo import MountEntry
+from mummufs.options import OWN_OPTIONS
 
 NAMES = st.text(
     st.characters(blacklist_characters="\0/", blacklist_categories=["Cs"]), min_size=1, max_size=40
@@ -50,6 +52,12 @@ def test_the_defaults(tree: Path) -> None:
     assert made(tree) == MountConfig(
         source=tree / "source", mountpoint=tree / "mountpoint", fsname=str(tree / "source")
     )
+
+
+def test_every_policy_of_the_core_can_be_asked_for(tree: Path) -> None:
+    assert set(POLICIES) == set(core_policy.POLICIES)
+    assert made(tree, "policy=decay").policy == "decay"
+    assert OWN_OPTIONS["policy"] == "|".join(POLICIES)
 
 
 def test_every_option_arrives(tree: Path) -> None:
@@ -126,7 +134,7 @@ def test_a_long_option_wins_over_o(tree: Path) -> None:
         ("attr_timeout=-1", "attr_timeout: '-1' is not a duration"),
         ("settle=x", "settle: 'x' is not a duration"),
         ("mount_timeout=0", "mount_timeout: it must be more than 0"),
-        ("policy=fifo", "policy: 'fifo' is not one of hotness, lru, lfu"),
+        ("policy=fifo", "policy: 'fifo' is not one of hotness, lru, lfu, decay"),
         ("write_budget_gb_per_day=50G", "write_budget_gb_per_day: '50G' is not a number of GiB, such as 64"),
         ("write_budget_gb_per_day=-1", "write_budget_gb_per_day: '-1' is not a number of GiB, such as 64"),
         (
