@@ -6,10 +6,12 @@ store's directory, which is held open: whoever renames or replaces it does not r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from typing import NamedTuple, Protocol
 
+from mummufs.core.ranges import PAGE_SIZE
 from mummufs.store.layout import DIR_MODE, FILE_MODE
 
 _OPEN_FLAGS = 0
@@ -158,6 +160,9 @@ class RealOs:
 
     def sync(self, fd: int) -> None:
         os.fdatasync(fd)
+        # Hits are read past the page cache, so the pages that were written are of use to nobody, all but the header's.
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, PAGE_SIZE, 0, os.POSIX_FADV_DONTNEED)
 
     def rename(self, old: str, new: str) -> None:
         os.rename(old, new, src_dir_fd=self._root, dst_dir_fd=self._root)
