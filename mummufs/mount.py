@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import gc
 import logging
 import os
 import resource
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import trio
 
-from mummufs import logs, storecontrol
+from mummufs import collector, logs, storecontrol
 from mummufs.backends.fuse import tuning
 from mummufs.backends.fuse.front import LaneOptions
 from mummufs.backends.fuse.operations import Operations
@@ -112,8 +111,7 @@ def run(config: MountConfig, ready: Ready, *, background: bool = False) -> int:
         with _claimed(config.mountpoint):
             session.mount()
         stack.callback(session.close)
-        gc.collect()
-        gc.freeze()
+        collector.tame()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         ignore_broken_leases()
         # After a vfork every thread waits for the child's exec; and before that the child closes files of the store and
