@@ -90,7 +90,7 @@ class MountConfig:
         store_dir: the store's directory, absolute; it may not exist yet. None means pass-through.
         store_bytes: the store's budget.
         store_reserve_bytes: free space that fills leave on the store's file system; None for the store's default.
-        read_only: always True in this version.
+        read_only: nothing is written through the mount; the kernel answers EROFS.
         allow_other: other users may use the mount.
         source_reads: reads of the source at once; None for a number chosen by its devices.
         read_ahead_bytes: the kernel's read-ahead on the mount; None for the default.
@@ -123,7 +123,7 @@ class MountConfig:
     store_dir: Path | None = None
     store_bytes: int = STORE_BYTES_DEFAULT
     store_reserve_bytes: int | None = None
-    read_only: bool = True
+    read_only: bool = False
     allow_other: bool = False
     source_reads: int | None = None
     read_ahead_bytes: int | None = None
@@ -187,6 +187,7 @@ def build(
         store_dir=store_dir,
         store_bytes=_store_bytes(values, environ),
         store_reserve_bytes=_size(values, "store_reserve"),
+        read_only=parsed.read_only,
         allow_other="allow_other" in parsed.flags,
         source_reads=_count(values, "source_reads", 1, SOURCE_READS_MAX),
         read_ahead_bytes=_read_ahead(values),
@@ -242,6 +243,8 @@ def daemon_arguments(config: MountConfig) -> list[str]:
     }
     words = [quote_option(name, str(value)) for name, value in options.items() if value is not None]
     words.extend(config.mount_flags)
+    if config.read_only:
+        words.append("ro")
     if config.allow_other:
         words.append("allow_other")
     if config.offline_reads:

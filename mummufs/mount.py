@@ -23,8 +23,8 @@ import trio
 
 from mummufs import collector, logs, storecontrol
 from mummufs.backends.fuse import tuning
+from mummufs.backends.fuse.changes import MirrorOperations
 from mummufs.backends.fuse.front import LaneOptions
-from mummufs.backends.fuse.operations import Operations
 from mummufs.backends.fuse.session import Session, SessionOptions
 from mummufs.config import MountConfig
 from mummufs.control import Answer, ControlServer
@@ -98,7 +98,7 @@ def run(config: MountConfig, ready: Ready, *, background: bool = False) -> int:
         if config.store_dir is not None:
             store = stack.enter_context(_opened_store(config.store_dir, config.store_bytes))
         service = Service(source, _service_options(config, reads, store), store, store_dir=config.store_dir)
-        operations = Operations(service.overlay, service.counters, config.attr_timeout_s)
+        operations = MirrorOperations(service.overlay, service.mirror, service.counters, config.attr_timeout_s)
         session = Session(
             operations,
             config.mountpoint,
@@ -133,7 +133,7 @@ class _Daemon:
     """The tasks of a mount."""
 
     def __init__(
-        self, config: MountConfig, service: Service, operations: Operations, session: Session, ready: Ready
+        self, config: MountConfig, service: Service, operations: MirrorOperations, session: Session, ready: Ready
     ) -> None:
         self._config = config
         self._service = service

@@ -85,6 +85,7 @@ class ParsedOptions:
         values: option -> text, for OWN_OPTIONS; of `store_size` and `store_gb` only the last given.
         flags: of OWN_FLAGS, those given.
         mount_flags: of KEPT_FLAGS' values, those in force, in alphabetical order.
+        read_only: `ro` was given, and no `rw` after it.
         warnings: a sentence each.
     """
 
@@ -92,6 +93,7 @@ class ParsedOptions:
     flags: frozenset[str]
     mount_flags: tuple[str, ...]
     warnings: tuple[str, ...]
+    read_only: bool = False
 
 
 def split_options(text: str) -> list[str]:
@@ -144,7 +146,7 @@ def parse_options(texts: Iterable[str], *, sloppy: bool = False) -> ParsedOption
     flags: set[str] = set()
     mount_flags: set[str] = set()
     warnings: list[str] = []
-    read_write = False
+    read_only = False
     taken_back = {**KEPT_FLAGS, **{kept: kept for kept in KEPT_FLAGS.values()}}
     for item in (item for text in texts for item in split_options(text)):
         name, equals, value = item.partition("=")
@@ -166,14 +168,12 @@ def parse_options(texts: Iterable[str], *, sloppy: bool = False) -> ParsedOption
         elif name in OWN_FLAGS:
             flags.add(name)
         elif name in ("ro", "rw"):
-            read_write = name == "rw"
+            read_only = name == "ro"
         elif name in taken_back:
             mount_flags.discard(taken_back[name])
             if name not in KEPT_FLAGS:
                 mount_flags.add(name)
-    if read_write:
-        warnings.append("the mount is read-only: this version does not write (option 'ro' ends this warning)")
-    return ParsedOptions(values, frozenset(flags), tuple(sorted(mount_flags)), tuple(warnings))
+    return ParsedOptions(values, frozenset(flags), tuple(sorted(mount_flags)), tuple(warnings), read_only)
 
 
 def _unknown(name: str) -> str:

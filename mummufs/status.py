@@ -58,6 +58,7 @@ def status(
         "wear": _wear(service),
         "heat": None if service.heat is None else _heat(service.heat),
         "source_reads": asdict(counters.source_reads),
+        "source_writes": asdict(counters.source_writes),
         "errors": asdict(counters.errors),
         "trace": None if service.cache is None else _trace(service.cache.tracing),
         **placement_status(service.placement),
@@ -189,6 +190,10 @@ def _gauges(service: Service, operations: Operations) -> dict[str, Any]:
         "reads_in_flight_bytes": service.reader.bytes_in_flight,
         "open_handles": operations.open_handles,
         "open_files": service.overlay.open_files,
+        "writes_in_flight_bytes": service.mirror.bytes_in_flight,
+        "writes_in_flight_bytes_max": service.mirror.bytes_in_flight_max,
+        "files_written": service.writes.written,
+        "files_settling": service.writes.settling,
         "nodes": len(service.overlay.nodes),
         "inodes": len(operations.inodes),
     }

@@ -45,7 +45,8 @@ class FillCounters:
     `declined` fills were refused by the index, `budget_declined` ones by the budget of writes, `dropped` ones were
     wanted while the filler was at one of its limits, `unsettled` ones of a file that had only just changed or that
     somebody had open for writing. `aborted` ones had begun. `restamped` ranges were those of a file of which only the
-    ctime had changed: the source was read and nothing but a header was written.
+    ctime had changed: the source was read and nothing but a header was written. `stamped` ones were those of a file
+    that was written through the mount, elsewhere.
     """
 
     completed: int = 0
@@ -55,6 +56,7 @@ class FillCounters:
     dropped: int = 0
     unsettled: int = 0
     restamped: int = 0
+    stamped: int = 0
     bytes: int = 0
 
 
@@ -82,6 +84,14 @@ class SourceCounters:
 
 
 @dataclass
+class SourceWriteCounters:
+    """Writes that reached the source, and their bytes."""
+
+    count: int = 0
+    bytes: int = 0
+
+
+@dataclass
 class ErrorCounters:
     """Faults by where they arose. None of them but `source` was seen by a reader.
 
@@ -103,4 +113,5 @@ class Counters:
     fills: FillCounters = field(default_factory=FillCounters)
     evictions: EvictionCounters = field(default_factory=EvictionCounters)
     source_reads: SourceCounters = field(default_factory=SourceCounters)
+    source_writes: SourceWriteCounters = field(default_factory=SourceWriteCounters)
     errors: ErrorCounters = field(default_factory=ErrorCounters)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from mummufs.source.base import Attributes, Source, SourceFile
+from mummufs.source.base import Attributes, NewAttributes, Source, SourceFile
 
 ABSENT_ERRNOS = frozenset(
     (
@@ -41,6 +41,21 @@ class AbsentFile:
 
     def fileno(self) -> int:
         return self._opened().fileno()
+
+    def sync(self, *, data_only: bool = False) -> None:
+        self._opened().sync(data_only=data_only)
+
+    def set_attributes(self, new: NewAttributes) -> None:
+        self._opened().set_attributes(new)
+
+    def drop_privileges(self) -> None:
+        self._opened().drop_privileges()
+
+    def setxattr(self, name: bytes, value: bytes) -> None:
+        self._opened().setxattr(name, value)
+
+    def removexattr(self, name: bytes) -> None:
+        self._opened().removexattr(name)
 
     def close(self) -> None:
         if self._file is not None:

@@ -96,7 +96,11 @@ class Catalog:
         """
         if node in self._loading:  # another has opened it just now: what is in the store is known in a moment
             await self._loading[node].wait()
+        if node.is_written:  # its version moves on; it is seen to when that is over
+            return
         version = node.version
+        if node.parsed == version and node.view is None:
+            self.show(node)
         if node.parsed == version or node in self._parsing or version.size == 0 or self._nursery is None:
             return
         self._parsing[node] = version
@@ -116,6 +120,14 @@ class Catalog:
         finally:
             self._loading.pop(node).set()
         await self._again(node, file, version)  # not before: it waits for who is loading
+
+    async def recall(self, node: Node) -> None:
+        """Find out what an earlier mount may have stored of a file that nobody has opened in this one."""
+        version = node.version
+        if node.parsed is None and node.table is None and node.attributes.is_file and version.size:
+            table = await self._load(node, version)
+            if table is not None and node.parsed is None and node.version == version:
+                self._known(node, table, version)
 
     async def wait_parsed(self, node: Node) -> None:
         """Wait until it is known which windows a file has, or that it cannot be known: `node.ranges` has them then."""
@@ -137,10 +149,14 @@ class Catalog:
             self._without[node.file] = version
             if len(self._without) > WITHOUT_MAX:
                 self._without.popitem(last=False)
-        if self._views and table is not None and len(table) and not node.stale and node.version == version:
-            node.view = self._cache.resident.view(node.file, version, table)
+        self.show(node)
         if self.known is not None:
             self.known(node)
+
+    def show(self, node: Node) -> None:
+        """Give a node a view, if its windows are known and it is not being changed."""
+        if self._views and node.ranges and not node.stale:
+            node.view = self._cache.resident.view(node.file, node.version, node.ranges)
 
     def passed_through(self, node: Node, offset: int, size: int) -> None:
         """A read went to the source because the table is not known yet."""
@@ -193,7 +209,7 @@ class Catalog:
 
     async def _again(self, node: Node, file: SourceFile, version: Version) -> None:
         """A chmod while the table was being found: the handles need one of the version that it has made."""
-        if not node.stale and node.version != version:
+        if not node.stale and node.version != version and node.writing is None:
             await self.opened(node, file)
 
     async def _save(self, node: Node, version: Version, table: RangeTable) -> None:
@@ -232,9 +248,15 @@ class Catalog:
     async def _fill(self, node: Node, file: SourceFile, version: Version, wanted: list[RangeKey]) -> None:
         """Offer these windows once the filler has a place for them."""
         filler = self._cache.filler
-        while filler.is_full(sum(key.size for key in wanted)) and filler.flights and not node.stale:
+        while (
+            filler.is_full(sum(key.size for key in wanted))
+            and filler.flights
+            and not node.stale
+            and node.writing is None
+        ):
             await filler.wait_landing()
-        filler.offer_all_nowait(wanted, version, file)
+        if node.writing is None:
+            filler.offer_all_nowait(wanted, version, file)
 
 
 def _whole(node: Node) -> RangeKey:

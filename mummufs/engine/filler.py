@@ -28,7 +28,7 @@ from mummufs.core.around import ReadAround
 from mummufs.core.index import CacheIndex
 from mummufs.core.manifest import RangeTable
 from mummufs.core.plan import window_key
-from mummufs.core.ranges import ByteRange, RangeKey, Version
+from mummufs.core.ranges import ByteRange, FileId, RangeKey, Version
 from mummufs.core.states import DECLINED, Decision
 from mummufs.core.stats import Counters
 from mummufs.engine.bringing import Bringer
@@ -106,6 +106,8 @@ class Filler:
         """Has a say in what may be written."""
         self.open_for_fills = False
         """Off until the store's contents are accounted for, and while the mount ends."""
+        self.held: set[FileId] = set()
+        """Files that are being changed through the mount, or were a moment ago."""
         self.in_flight_bytes = 0
         self.in_flight_bytes_max = 0
 
@@ -124,6 +126,14 @@ class Filler:
     def has(self, key: RangeKey) -> bool:
         """Whether there is a flight for this range, of whatever version."""
         return key in self._flights
+
+    def hold(self, file: FileId) -> None:
+        """This file is about to be changed: no flight of it begins until it is not `held` any more, what those under
+        way bring is not stored, and nobody joins them."""
+        self.held.add(file)
+        for flight in self._flights.values():
+            if flight.keys[0].file == file:
+                flight.doomed = True
 
     @property
     def flights(self) -> int:
@@ -195,7 +205,7 @@ class Filler:
         for key in keys:
             if key in self._flights:
                 continue
-            if self.settles_in_s(version) > 0:
+            if key.file in self.held or self.settles_in_s(version) > 0:
                 fills.unsettled += 1
                 continue
             if not self._writer.is_open or self.is_full(size + key.size):
@@ -291,7 +301,7 @@ class Filler:
         key = flight.keys[0]
         try:
             await self._bring(flight, reads=reads, urgent=urgent)
-            while left and flight.error is None:
+            while left and not flight.failed:
                 key, reserved = next(iter(left.items()))
                 del left[key]
                 await self._writer.land(key, flight.version, flight.data(key), reserved=reserved)
@@ -318,7 +328,9 @@ class Filler:
                 if flight.ended:
                     return
             attributes = await self._bringer.bring(flight, urgent=urgent)
-            if attributes.version == flight.version:
+            if flight.doomed:
+                flight.end(OSError(errno.EBUSY, "the file is written through the mount"))
+            elif attributes.version == flight.version:
                 flight.end(None)
             else:
                 flight.end(OSError("the file changed meanwhile"))

@@ -43,6 +43,7 @@ class Flight:
     Attributes:
         keys: its windows, all of one file, in the order of their offsets.
         window: from the start of the first to the end of the last.
+        doomed: its file is being changed through the mount: nothing of it is stored.
         go: set when a reader waits, for a pass that waits for its turn.
     """
 
@@ -79,6 +80,7 @@ class Flight:
         self._arrival = trio.Event()
         self.error: OSError | None = None
         self.ended = False
+        self.doomed = False
         self.given = False
 
     @property
@@ -98,7 +100,7 @@ class Flight:
     @property
     def failed(self) -> bool:
         """Whether it ended without all of its bytes, or with bytes of more than one version."""
-        return self.ended and (self.error is not None or not self.is_complete)
+        return self.doomed or (self.ended and (self.error is not None or not self.is_complete))
 
     def has(self, offset: int, end: int) -> bool:
         """Whether these bytes have arrived."""

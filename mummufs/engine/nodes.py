@@ -11,6 +11,9 @@ or has set an extended attribute; it is taken for the worse of the two, so the c
 accounts for it takes a look at the source, which is not taken here: whoever has attributes that are `UNCLEAR` brings
 the answer with them (`renamed`). One rename accounts for one change: a node whose new name nobody has looked up is
 *lost*, and while it is, its name accounts for nothing.
+
+While a file may be changed through the mount (`engine/writes.py`) whatever changes of it is its writers' doing: the
+node moves on, and is not replaced.
 """
 
 from __future__ import annotations
@@ -18,11 +21,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from mummufs.core.manifest import RangeTable
 from mummufs.core.ranges import FileId, Version
 from mummufs.engine.views import FileView
 from mummufs.source.base import Attributes
+
+if TYPE_CHECKING:
+    from mummufs.engine.writes import Writing
+
+NAMES_MAX = 64
+"""Names of a file that are remembered beside the one that it was last seen under."""
 
 
 class Change(Enum):
@@ -64,6 +74,10 @@ class Node:
         known: a backend has a number for it.
         refreshing: a look at its attributes is under way.
         view: what may be read of it without asking the engine; None where nothing may.
+        writing: it is being changed through the mount, or its ranges are not believed again yet.
+        changes: goes up with every change through the mount. If there was one, a look that finds other contents may be
+            from before that.
+        others: more names of it, as they were seen; the last seen is last.
     """
 
     parent: Node | None
@@ -78,6 +92,14 @@ class Node:
     known: bool = False
     refreshing: bool = field(default=False, repr=False)
     view: FileView | None = field(default=None, repr=False)
+    writing: Writing | None = field(default=None, repr=False)
+    changes: int = 0
+    others: dict[tuple[Node, bytes], None] = field(default_factory=dict, repr=False)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether somebody may change it through the mount just now."""
+        return self.writing is not None and self.writing.writers > 0
 
     def mark_stale(self) -> None:
         """The source has moved on from this version: nothing more is read of it."""
@@ -105,7 +127,7 @@ class Node:
     @property
     def ranges(self) -> RangeTable | None:
         """The windows to plan reads with: none until the parse of this version has ended."""
-        return self.table if self.parsed == self.version else None
+        return self.table if self.parsed == self.version and self.writing is None else None
 
 
 class NodeTable:
@@ -146,15 +168,40 @@ class NodeTable:
                 self._disown(replaced)
                 replaced.mark_stale()
         elif node.parent is not None:
-            self._disown(node)
             refresh(node, attributes, renamed=renamed)
-            node.parent, node.name, node.lost = parent, name, False
+            self._name(node, parent, name)
         self._children[parent, name] = node
         return node, replaced
 
     def child(self, parent: Node, name: bytes) -> Node | None:
         """What this name in a directory stood for when it was last looked up."""
         return self._children.get((parent, name))
+
+    def unlinked(self, parent: Node, name: bytes) -> None:
+        """This name was removed."""
+        node = self._children.pop((parent, name), None)
+        if node is not None:
+            self._lose(node, (parent, name))
+
+    def other_name(self, node: Node) -> bool:
+        """Take its name to be the one it was seen under before, if there is one. The one that it has is forgotten."""
+        if not node.others:
+            return False
+        (node.parent, node.name), _ = node.others.popitem()
+        return True
+
+    def renamed(self, parent: Node, name: bytes, to: Node, new_name: bytes, *, exchange: bool = False) -> None:
+        """A name was moved, in the place of what had the new one, or in exchange with it."""
+        old, new = (parent, name), (to, new_name)
+        moved, other = self._children.get(old), self._children.get(new)
+        if moved is other:  # two names of one file, which stay
+            return
+        self._children.pop(old, None)
+        self._children.pop(new, None)
+        if moved is not None:
+            self._lose(moved, old, new)
+        if other is not None:
+            self._lose(other, new, old if exchange else None)
 
     def move_root(self, attributes: Attributes) -> None:
         """Another file system has been mounted where the source is."""
@@ -174,9 +221,38 @@ class NodeTable:
         if self._nodes.get(node.file) is node:
             del self._nodes[node.file]
 
+    def _name(self, node: Node, parent: Node, name: bytes) -> None:
+        """It was seen under this name: the one that it had is another of its names, unless somebody has that."""
+        if node.parent is not None and (node.parent, node.name) != (parent, name):
+            if node.attributes.nlink <= 1 or node.attributes.is_directory:
+                self._disown(node)
+            elif self._children.get((node.parent, node.name)) is node:
+                node.others[node.parent, node.name] = None
+                if len(node.others) > NAMES_MAX:
+                    oldest = next(iter(node.others))
+                    del node.others[oldest]
+                    self._children.pop(oldest, None)
+            node.others.pop((parent, name), None)
+        node.parent, node.name, node.lost = parent, name, False
+
+    def _lose(self, node: Node, name: tuple[Node, bytes], then: tuple[Node, bytes] | None = None) -> None:
+        """It does not have this name any more, but another one perhaps."""
+        if then is not None:
+            self._children[then] = node
+        if (node.parent, node.name) != name:
+            node.others.pop(name, None)
+            if then is not None:
+                node.others[then] = None
+        elif then is not None:
+            node.parent, node.name = then
+        else:
+            self.other_name(node)
+
     def _disown(self, node: Node) -> None:
-        if node.parent is not None and self._children.get((node.parent, node.name)) is node:
-            del self._children[node.parent, node.name]
+        for parent, name in ((node.parent, node.name), *node.others):
+            if parent is not None and self._children.get((parent, name)) is node:
+                del self._children[parent, name]
+        node.others.clear()
 
 
 def refresh(node: Node, attributes: Attributes, *, renamed: bool = False) -> bool:
@@ -188,6 +264,10 @@ def refresh(node: Node, attributes: Attributes, *, renamed: bool = False) -> boo
     if _is_another(node, attributes, renamed=renamed):
         node.mark_stale()
         return False
+    if node.is_written:
+        if attributes.ctime_ns >= node.version.ctime_ns:  # else it comes from a look before the last change of ours
+            node.attributes = attributes
+        return True
     if node.attributes.is_file and attributes.version != node.version:
         node.view = None
         node.keep_pages = False  # a chmod hides a rewrite whose mtime was set back, if both came between two looks
@@ -197,5 +277,7 @@ def refresh(node: Node, attributes: Attributes, *, renamed: bool = False) -> boo
 
 
 def _is_another(node: Node, attributes: Attributes, *, renamed: bool) -> bool:
+    if node.is_written:
+        return node.stale
     what = change(node.attributes, attributes)
     return node.stale or what is Change.CONTENTS or (what is Change.UNCLEAR and not renamed)

@@ -23,11 +23,11 @@ from mummufs.engine.absent import ABSENT_ERRNOS, AbsentFile
 from mummufs.engine.catalog import Catalog
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.flight import MovedOnError
-from mummufs.engine.nodes import Change, Node, NodeTable, change, refresh
+from mummufs.engine.looks import attributes_of, entries_of, look_again, may_be_late, open_again
+from mummufs.engine.nodes import Node, NodeTable, refresh
 from mummufs.engine.reader import Reader
 from mummufs.engine.threads import Pools
-from mummufs.source.base import Attributes, Entry, Source, SourceFile
-from mummufs.source.local import is_being_written
+from mummufs.source.base import Attributes, Entry, Source, SourceFile, WritableFile
 
 ATTRIBUTES_WAIT_S = 0.05
 """How long a look at an open file's attributes waits for the source before it is answered from memory."""
@@ -47,6 +47,8 @@ class Handle:
     file: SourceFile
     keep_pages: bool
     """Whether the kernel may keep the pages that it has of this node."""
+    writer: WritableFile | None = None
+    """The file, open for writing; None where it is open for reading only."""
 
 
 class Overlay:
@@ -138,19 +140,33 @@ class Overlay:
             return node.attributes
         if file is None:
             try:
-                look = partial(self._source.stat, node.path)
-                await self._take_in(node, await self._pools.metadata.run(look), look)
+                await self._look_at_path(node)
             except OSError as error:
                 if not self._is_offline(error):
                     raise
             return node.attributes
         with trio.move_on_after(ATTRIBUTES_WAIT_S), contextlib.suppress(OSError):
-            await self._take_in(node, await self._pools.metadata.run(_attributes_of, file, node), file.attributes)
+            await self.take_in(node, await self._pools.metadata.run(attributes_of, file, node), file.attributes)
         return node.attributes
+
+    async def _look_at_path(self, node: Node) -> None:
+        """Take in the attributes of what is not open, under another of its names where the first is gone."""
+        while True:
+            look = partial(self._source.stat, node.path)
+            try:
+                found = await self._pools.metadata.run(look)
+            except FileNotFoundError:
+                if not self.nodes.other_name(node):
+                    raise
+                continue
+            if found.file != node.file and self.nodes.other_name(node):
+                continue
+            await self.take_in(node, found, look)
+            return
 
     async def entries(self, node: Node) -> list[Entry]:
         """A directory's entries, without "." and ".."."""
-        return await self._pools.metadata.run(_entries, self._source, node.path)
+        return await self._pools.metadata.run(entries_of, self._source, node.path)
 
     async def readlink(self, node: Node) -> bytes:
         """What a symlink says."""
@@ -193,22 +209,19 @@ class Overlay:
         known = self._files.get(node)
         file: SourceFile
         try:
-            file, attributes, written = await self._pools.metadata.run(_open, self._source, node.path, known)
+            file, attributes, written = await self._pools.metadata.run(open_again, self._source, node.path, known)
         except OSError as error:
             if not self._is_offline(error):
                 raise
             file = known or AbsentFile(self._source, node.path, node.attributes)
             attributes, written = node.attributes, False
-        await self._take_in(node, attributes, file.attributes)
+        await self.take_in(node, attributes, file.attributes)
         if node.stale:
             raise _stale()
         current = self._files.get(node)
-        if current is None or current is known:
-            self._files[node] = file
-        else:  # somebody was quicker
+        if current is not None and current is not known:  # somebody was quicker
             file = current
-        node.opens += 1
-        handle = Handle(node, file, node.keep_pages)
+        handle = self._opened(node, file)
         node.keep_pages = not written and (by_backend or node.keep_pages)
         if self._catalog is not None:
             try:
@@ -217,6 +230,19 @@ class Overlay:
                 self.close(handle)
                 raise
         return handle
+
+    def _opened(self, node: Node, file: SourceFile) -> Handle:
+        self._files[node] = file
+        node.opens += 1
+        return Handle(node, file, node.keep_pages)
+
+    def adopt(self, node: Node, file: SourceFile) -> Handle:
+        """A handle of a file that somebody else has opened, or created just now."""
+        return self._opened(node, self._files.get(node, file))
+
+    def open_file(self, node: Node) -> SourceFile | None:
+        """The file of a node that is open."""
+        return self._files.get(node)
 
     async def read(self, handle: Handle, offset: int, size: int, *, avoid_store: bool = False) -> bytes | bytearray:
         """Bytes of the version that the handle was opened on; short only at its end of file.
@@ -227,11 +253,13 @@ class Overlay:
         Raises:
             OSError: the source's own, or ESTALE where the file has changed.
         """
-        node, look = handle.node, handle.file.attributes
+        node, look, changes = handle.node, handle.file.attributes, handle.node.changes
         for _ in range(READS_MAX):
+            if not node.stale and (node.is_written or node.changes != changes):  # what moves it on is ours
+                return await self._reader.read_written(handle.file, offset, size)
             with contextlib.suppress(MovedOnError):
                 return await self._read(handle, offset, size, avoid_store=avoid_store)
-            await self._take_in(node, await self._pools.metadata.run(look), look)
+            await self.take_in(node, await self._pools.metadata.run(look), look)
             if node.stale:
                 break
         self._counters.errors.stale += 1
@@ -261,10 +289,10 @@ class Overlay:
         """Somebody who read an open file has seen that its attributes have changed."""
         for node in [node for node, known in self._files.items() if known is file]:
             # Where it is unclear, or somebody knows better by now, the next read finds out.
-            if change(node.attributes, attributes) is not Change.UNCLEAR and not _is_older(node, attributes):
+            if not may_be_late(node, attributes):
                 self._move_on(node, attributes)
 
-    async def _take_in(self, node: Node, attributes: Attributes, look: Callable[[], Attributes]) -> None:
+    async def take_in(self, node: Node, attributes: Attributes, look: Callable[[], Attributes]) -> None:
         """Take in what a look at a node has found."""
         attributes, renamed = await self._cleared_up(attributes, look)
         self._move_on(node, attributes, renamed=renamed)
@@ -273,7 +301,7 @@ class Overlay:
         """What a look has found, and whether its file was renamed, if that is what it takes to know what has changed.
 
         The first look may have been older than what is known by now: a listing's is as old as its reader is slow. So
-        its attributes are not judged where they are unclear or of an earlier ctime: `look` is taken again, and as often
+        its attributes are not judged where they are unclear or may be late: `look` is taken again, and as often
         as somebody else has taken in a change meanwhile.
 
         Raises:
@@ -281,12 +309,12 @@ class Overlay:
         """
         while True:
             node = self.nodes.current(attributes.file)
-            if node is None or node.stale:
+            if node is None or node.stale or node.is_written:
                 return attributes, False
-            if change(node.attributes, attributes) is not Change.UNCLEAR and not _is_older(node, attributes):
+            if not may_be_late(node, attributes):
                 return attributes, False
             known = node.version
-            attributes, elsewhere = await self._pools.metadata.run(_look_again, self._source, look, node.path)
+            attributes, elsewhere = await self._pools.metadata.run(look_again, self._source, look, node.path)
             if (node.file, node.version) == (attributes.file, known):
                 return attributes, elsewhere and not node.lost
 
@@ -334,43 +362,3 @@ def _join(directory: bytes, name: bytes) -> bytes:
 
 def _stale() -> OSError:
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-
-def _open(source: Source, path: bytes, known: SourceFile | None) -> tuple[SourceFile, Attributes, bool]:
-    """The file that is open already, unless its source went away under it; whether somebody writes to it."""
-    if known is not None:
-        try:
-            return known, known.attributes(), is_being_written(known)
-        except OSError as error:
-            if error.errno not in ABSENT_ERRNOS:
-                raise
-    file = source.open(path)
-    return file, file.attributes(), is_being_written(file)
-
-
-def _is_older(node: Node, attributes: Attributes) -> bool:
-    """Whether these attributes of a file come from a look before the last one that was taken in, by their ctime."""
-    return node.attributes.is_file and attributes.ctime_ns < node.version.ctime_ns
-
-
-def _look_again(source: Source, look: Callable[[], Attributes], path: bytes) -> tuple[Attributes, bool]:
-    """The attributes that a look finds now, and whether the file that it finds is not at that path any more."""
-    attributes = look()  # first: a rename after it accounts for nothing that it has found
-    try:
-        return attributes, attributes.nlink > 0 and source.stat(path).file != attributes.file
-    except OSError as error:
-        if error.errno in ABSENT_ERRNOS:
-            raise
-        return attributes, True
-
-
-def _entries(source: Source, path: bytes) -> list[Entry]:
-    return list(source.entries(path))
-
-
-def _attributes_of(file: SourceFile, node: Node) -> Attributes:
-    node.refreshing = True  # set and taken back in the thread: its caller may be long gone when the source answers
-    try:
-        return file.attributes()
-    finally:
-        node.refreshing = False

@@ -110,6 +110,8 @@ class Reader:
         except MovedOnError:
             raise
         except OSError as error:
+            if error.errno == errno.ESTALE and not node.stale and (node.is_written or node.version != version):
+                raise MovedOnError(errno.ESTALE, os.strerror(errno.ESTALE)) from None  # it is our own writers' doing
             if error.errno == errno.ESTALE:
                 self._counters.errors.stale += 1
                 node.mark_stale()
@@ -122,6 +124,27 @@ class Reader:
         if node.stale:  # it was found out while this read was under way
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         self._account(kinds, size)
+        return data
+
+    async def read_written(self, file: SourceFile, offset: int, size: int) -> bytearray:
+        """Bytes of a file that is being changed through the mount: what the source has; short only at its end.
+
+        Raises:
+            OSError: the source failed.
+        """
+        self.reads_in_flight += 1
+        self.bytes_in_flight += size
+        try:
+            data = await self._schedule.read(_read_now, file, offset, size)
+        except OSError:
+            self._counters.errors.source += 1
+            raise
+        finally:
+            self.reads_in_flight -= 1
+            self.bytes_in_flight -= size
+        self._counters.source_reads.count += 1
+        self._counters.source_reads.bytes += len(data)
+        self._account([(SegmentKind.BYPASS, len(data))], len(data))
         return data
 
     async def _read(
@@ -300,6 +323,14 @@ class Reader:
         for kind, part in kinds:
             reads.segment(kind, part)
         reads.replied_bytes += size
+
+
+def _read_now(file: SourceFile, offset: int, size: int) -> bytearray:
+    buffer = bytearray(size)
+    with memoryview(buffer) as view:
+        n = file.read_into(view, offset)
+    del buffer[n:]
+    return buffer
 
 
 def _read_along(cache: Cache, plan: ReadPlan, part: _Part, file: SourceFile) -> None:

@@ -24,6 +24,7 @@ from mummufs.engine.evictor import Evictor
 from mummufs.engine.filler import Filler
 from mummufs.engine.gate import Gate
 from mummufs.engine.heatkeeper import SAVE_S, HeatKeeper
+from mummufs.engine.mirror import Mirror
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Overlay
 from mummufs.engine.parse import ChildParser, child_environment, end_child
@@ -36,6 +37,7 @@ from mummufs.engine.threads import Pools
 from mummufs.engine.tracing import Tracing
 from mummufs.engine.views import HitReports
 from mummufs.engine.wear import Wear
+from mummufs.engine.writes import Writes
 from mummufs.source.base import Source
 from mummufs.store.layout import charge_of
 from mummufs.store.rangestore import RangeStore
@@ -141,6 +143,15 @@ class Service:
             offline_reads=options.offline_reads,
         )
 
+        self.writes = Writes(
+            self.pools,
+            self.counters,
+            self.cache,
+            self.catalog,
+            settle_ns=int(options.settle_s * 1e9),
+            wall_ns=wall_ns,
+        )
+        self.mirror = Mirror(self.overlay, source, self.pools, self.counters, self.writes)
         self.placement: Placement | None = None
         if self.cache is not None and self.catalog is not None:
             self.cache.filler.noticed = self.overlay.noticed
@@ -176,6 +187,7 @@ class Service:
         """
         async with trio.open_nursery() as nursery:
             await nursery.start(self.overlay.run)
+            await nursery.start(self.writes.run)
             if self.cache and self.catalog and self.heat and self.placement:
                 nursery.start_soon(self.cache.gate.run)
                 nursery.start_soon(self.heat.run)

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar, TypeVarTuple
 import trio
 
 METADATA_THREADS = 16
+SOURCE_WRITE_THREADS = 8
 STORE_READ_THREADS = 32
 STORE_WRITE_THREADS = 4
 STORE_PROBE_THREADS = 2
@@ -143,6 +144,7 @@ class Pools:
 
     def __init__(self, source_reads: int, source_timeout_s: float = inf) -> None:
         self.source = Pool(source_reads, source_timeout_s)
+        self.source_writes = Pool(SOURCE_WRITE_THREADS, source_timeout_s)
         self.metadata = Pool(METADATA_THREADS, source_timeout_s)
         self.store_reads = Pool(STORE_READ_THREADS)
         self.store_writes = Pool(STORE_WRITE_THREADS)

@@ -228,7 +228,7 @@ class _Warm:
         reason = None
         if node.stale:
             reason = Reason.SOURCE
-        elif self._filler.settles_in_s(version) > 0:
+        elif node.writing is not None or self._filler.settles_in_s(version) > 0:
             reason = Reason.SETTLING
         elif not self._filler.is_taking or not self._filler.open_for_fills:
             reason = Reason.STORE

@@ -53,8 +53,63 @@ class Entry(NamedTuple):
     attributes: Attributes
 
 
-class SourceFile(Protocol):
-    """A regular file, open for reading: one inode, whatever happens to its name."""
+class Creator(NamedTuple):
+    """Whose an object is that is being created, and which mode bits it does not get."""
+
+    uid: int
+    gid: int
+    umask: int
+
+
+class Place(NamedTuple):
+    """Where an object was last seen, and which it was: what takes a place refuses another object there with ESTALE."""
+
+    path: bytes
+    file: FileId
+
+
+@dataclass(frozen=True, slots=True)
+class NewAttributes:
+    """Attributes to be set; None leaves one as it is."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+
+
+class SourceObject(Protocol):
+    """Anything in the tree: one inode, whatever happens to its name."""
+
+    def attributes(self) -> Attributes:
+        """The attributes of this inode now."""
+        ...
+
+    def set_attributes(self, new: NewAttributes) -> None:
+        """Set these attributes: the owner first, for that takes setuid and setgid away, and the times last."""
+        ...
+
+    def drop_privileges(self) -> None:
+        """Take setuid and setgid away, as a write by a normal user does; their times but the ctime stay."""
+        ...
+
+    def setxattr(self, name: bytes, value: bytes) -> None:
+        """Set an extended attribute."""
+        ...
+
+    def removexattr(self, name: bytes) -> None:
+        """Remove an extended attribute. Raises OSError with ENODATA where there is none."""
+        ...
+
+    def close(self) -> None:
+        """Close it. Closing twice does nothing."""
+        ...
+
+
+class SourceFile(SourceObject, Protocol):
+    """A regular file, open for reading."""
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """Read until the buffer is full or the file ends, and return the bytes read.
@@ -64,12 +119,72 @@ class SourceFile(Protocol):
         """
         ...
 
-    def attributes(self) -> Attributes:
-        """The attributes of this inode now."""
+    def sync(self, *, data_only: bool = False) -> None:
+        """fsync(2), or fdatasync(2), of what anybody has written to it."""
         ...
 
     def fileno(self) -> int:
         """A descriptor that a child process may inherit. Raises OSError where there is none."""
+        ...
+
+
+class WritableFile(SourceFile, Protocol):
+    """A regular file, open for writing, and for reading where that is permitted."""
+
+    def write(self, data: bytes, offset: int) -> int:
+        """Write all of it, at this very offset; the bytes written, which are fewer only after an error.
+
+        Raises:
+            OSError: nothing was written.
+        """
+        ...
+
+    def to_read(self) -> SourceFile:
+        """The same file, open for reading only."""
+        ...
+
+    def flush(self) -> None:
+        """What close(2) would report: some file systems write no sooner."""
+        ...
+
+
+class SourceDirectory(Protocol):
+    """An open directory: its entries are changed by their names in it. A name holds no "/" and is not "." or ".."."""
+
+    def create(self, name: bytes, mode: int, creator: Creator) -> WritableFile:
+        """Create a regular file. Raises FileExistsError where the name is taken, by whatever it may be."""
+        ...
+
+    def mkdir(self, name: bytes, mode: int, creator: Creator) -> None:
+        """Create a directory."""
+        ...
+
+    def mknod(self, name: bytes, mode: int, device: int, creator: Creator) -> None:
+        """Create a regular file, a fifo, a socket or a device node, as the mode's type says."""
+        ...
+
+    def symlink(self, name: bytes, target: bytes, creator: Creator) -> None:
+        """Create a symlink."""
+        ...
+
+    def link(self, existing: SourceObject, name: bytes) -> None:
+        """Give an object of the same source one more name."""
+        ...
+
+    def unlink(self, name: bytes) -> None:
+        """Remove the name of anything but a directory."""
+        ...
+
+    def rmdir(self, name: bytes) -> None:
+        """Remove an empty directory."""
+        ...
+
+    def rename(self, name: bytes, to: SourceDirectory, new_name: bytes, flags: int = 0) -> None:
+        """Move a name to a directory of the same source. The flags are renameat2(2)'s."""
+        ...
+
+    def sync(self, *, data_only: bool = False) -> None:
+        """fsync(2) of the directory."""
         ...
 
     def close(self) -> None:
@@ -77,8 +192,14 @@ class SourceFile(Protocol):
         ...
 
 
+RENAME_NOREPLACE = 1
+"""A flag of `SourceDirectory.rename`: the new name must not be taken."""
+RENAME_EXCHANGE = 2
+"""The other one: both names are taken, and change places."""
+
+
 class Source(Protocol):
-    """A tree of files to read."""
+    """A tree of files. Whoever changes it was allowed to: nothing here asks who wants it."""
 
     def stat(self, path: bytes) -> Attributes:
         """The attributes of what the path names; of the link itself where that is a symlink."""
@@ -101,6 +222,18 @@ class Source(Protocol):
 
     def open_directory(self, path: bytes) -> int:
         """A descriptor of a directory, which the caller closes. Raises OSError where the source has none to give."""
+        ...
+
+    def open_to_write(self, place: Place) -> WritableFile:
+        """Open a regular file for writing. Raises OSError with EINVAL for anything else, ESTALE for another file."""
+        ...
+
+    def object(self, place: Place) -> SourceObject:
+        """What is there, a symlink itself. Raises OSError with ESTALE for another object."""
+        ...
+
+    def directory(self, place: Place) -> SourceDirectory:
+        """Open a directory to change it. Raises OSError with ESTALE for another one."""
         ...
 
     def statfs(self) -> os.statvfs_result:

@@ -11,30 +11,28 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mummufs.core.ranges import FileId
-from mummufs.source.base import Attributes, Entry
+from mummufs.source.base import Attributes, Entry, Place
+from mummufs.source.memoryfiles import (
+    MemoryDirectory,
+    MemoryFile,
+    MemoryNode,
+    MemoryObject,
+    WritableMemoryFile,
+    attributes_of,
+)
 
-_FILESYSTEM = 1
+__all__ = ["MemoryFile", "MemorySource", "ReadRecord"]
+
 _HOLD_MAX_S = 60.0
 """A read that is held is let go after this long, so that a failed test ends."""
 
 
 class ReadRecord(NamedTuple):
-    """One read that reached the source."""
+    """One read or write that reached the source."""
 
     path: bytes
     offset: int
     size: int
-
-
-class _Node:
-    def __init__(self, mode: int, inode: int, contents: bytes, now_ns: int) -> None:
-        self.mode = mode
-        self.inode = inode
-        self.contents = contents
-        self.mtime_ns = self.ctime_ns = now_ns
-        self.nlink = 2 if stat.S_ISDIR(mode) else 1
-        self.xattrs: dict[bytes, bytes] = {}
 
 
 class MemorySource:
@@ -42,7 +40,9 @@ class MemorySource:
 
     Attributes:
         reads: every read so far, in the order of arrival.
+        writes: every write through an open file so far.
         delay_s: how long each read takes.
+        fail_writes: the errno that writes fail with.
         short: reads return at most this many bytes, as if the file ended.
     """
 
@@ -50,10 +50,14 @@ class MemorySource:
         self._lock = threading.Lock()
         self._inodes = itertools.count(2)
         self._clock_ns = 1_000_000_000
-        self._nodes: dict[bytes, _Node] = {b"": _Node(stat.S_IFDIR | 0o755, 1, b"", self._clock_ns)}
+        self._nodes: dict[bytes, MemoryNode] = {b"": MemoryNode(stat.S_IFDIR | 0o755, 1, b"", self._clock_ns)}
         self._open_gate = threading.Event()
         self._open_gate.set()
+        self._write_gate = threading.Event()
+        self._write_gate.set()
+        self.fail_writes: int | None = None
         self.reads: list[ReadRecord] = []
+        self.writes: list[ReadRecord] = []
         self.delay_s = 0.0
         self.short: int | None = None
         self.fail_nth: dict[int, int] = {}
@@ -125,6 +129,14 @@ class MemorySource:
         """Let the held reads go on."""
         self._open_gate.set()
 
+    def hold_writes(self) -> None:
+        """From now on writes wait until `release_writes`."""
+        self._write_gate.clear()
+
+    def release_writes(self) -> None:
+        """Let the held writes go on."""
+        self._write_gate.set()
+
     def fail_read(self, nth: int, code: int = errno.EIO) -> None:
         """Fail the n-th read from now with this errno."""
         with self._lock:
@@ -137,7 +149,7 @@ class MemorySource:
     # ------------------------------------------------------------------ the source
 
     def stat(self, path: bytes) -> Attributes:
-        return _attributes(self._node(path))
+        return attributes_of(self._node(path))
 
     def entries(self, path: bytes) -> Iterator[Entry]:
         node = self._node(path)
@@ -147,7 +159,7 @@ class MemorySource:
         for name, child in sorted(self._nodes.items()):
             rest = name[len(prefix) :]
             if name.startswith(prefix) and rest and b"/" not in rest:
-                yield Entry(rest, _attributes(child))
+                yield Entry(rest, attributes_of(child))
 
     def readlink(self, path: bytes) -> bytes:
         node = self._node(path)
@@ -160,6 +172,20 @@ class MemorySource:
         if not stat.S_ISREG(node.mode):
             raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(path))
         return MemoryFile(self, path, node)
+
+    def open_to_write(self, place: Place) -> WritableMemoryFile:
+        node = self._at(place)
+        if not stat.S_ISREG(node.mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(place.path))
+        return WritableMemoryFile(self, place.path, node)
+
+    def object(self, place: Place) -> MemoryObject:
+        return MemoryObject(self, place.path, self._at(place))
+
+    def directory(self, place: Place) -> MemoryDirectory:
+        if not stat.S_ISDIR(self._at(place).mode):
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(place.path))
+        return MemoryDirectory(self, place.path)
 
     def open_directory(self, path: bytes) -> int:
         raise OSError(errno.EOPNOTSUPP, "a source in memory has no descriptors", os.fsdecode(path))
@@ -178,21 +204,36 @@ class MemorySource:
 
     def close(self) -> None:
         self.release_reads()
+        self.release_writes()
 
-    def _node(self, path: bytes) -> _Node:
+    def _at(self, place: Place) -> MemoryNode:
+        node = self._node(place.path)
+        if attributes_of(node).file != place.file:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), os.fsdecode(place.path))
+        return node
+
+    def _node(self, path: bytes) -> MemoryNode:
         node = self._nodes.get(path)
         if node is None:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(path))
         return node
 
-    def _touched(self, node: _Node) -> _Node:
+    def _touched(self, node: MemoryNode) -> MemoryNode:
         """The node, its ctime that of now: what changes an inode moves it, whatever else it does."""
         self._clock_ns += 1_000_000_000
         node.ctime_ns = self._clock_ns
         return node
 
-    def _new(self, mode: int, contents: bytes) -> _Node:
-        return _Node(mode, next(self._inodes), contents, self._clock_ns)
+    def _new(self, mode: int, contents: bytes) -> MemoryNode:
+        return MemoryNode(mode, next(self._inodes), contents, self._clock_ns)
+
+    def _before_write(self, path: bytes, offset: int, size: int) -> None:
+        with self._lock:
+            self.writes.append(ReadRecord(path, offset, size))
+            code = self.fail_writes
+        self._write_gate.wait(_HOLD_MAX_S)
+        if code is not None:
+            raise OSError(code, os.strerror(code), os.fsdecode(path))
 
     def _before_read(self, path: bytes, offset: int, size: int) -> None:
         with self._lock:
@@ -203,51 +244,3 @@ class MemorySource:
             time.sleep(self.delay_s)
         if code is not None:
             raise OSError(code, os.strerror(code), os.fsdecode(path))
-
-
-class MemoryFile:
-    """An open file of a memory source."""
-
-    def __init__(self, source: MemorySource, path: bytes, node: _Node) -> None:
-        self._source = source
-        self._path = path
-        self._node: _Node | None = node
-
-    def read_into(self, buffer: memoryview, offset: int) -> int:
-        node = self._open_node()
-        self._source._before_read(self._path, offset, len(buffer))
-        data = node.contents[offset : offset + len(buffer)]
-        if self._source.short is not None:
-            data = data[: self._source.short]
-        buffer[: len(data)] = data
-        return len(data)
-
-    def attributes(self) -> Attributes:
-        return _attributes(self._open_node())
-
-    def fileno(self) -> int:
-        raise OSError(errno.EOPNOTSUPP, "a file in memory has no descriptor", os.fsdecode(self._path))
-
-    def close(self) -> None:
-        self._node = None
-
-    def _open_node(self) -> _Node:
-        if self._node is None:
-            raise OSError(errno.EBADF, "the file is closed", os.fsdecode(self._path))
-        return self._node
-
-
-def _attributes(node: _Node) -> Attributes:
-    return Attributes(
-        file=FileId(_FILESYSTEM, node.inode),
-        mode=node.mode,
-        nlink=node.nlink,
-        uid=0,
-        gid=0,
-        rdev=0,
-        size=len(node.contents),
-        blocks=-(-len(node.contents) // 512),
-        atime_ns=node.mtime_ns,
-        mtime_ns=node.mtime_ns,
-        ctime_ns=node.ctime_ns,
-    )

@@ -11,12 +11,12 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from hashlib import blake2b
 
 from mummufs.core.ranges import FileId
-from mummufs.source.base import Attributes, Entry
+from mummufs.source.base import Attributes, Entry, Place
+from mummufs.source.descriptors import Closer, TreeDirectory, TreeFile, TreeObject, WritableTreeFile, attributes_of
 
 _SYS_OPENAT2 = 437
 """The same number on every architecture that Linux has added system calls to since 2020."""
@@ -58,44 +58,6 @@ def open_beneath(root: int, path: bytes, flags: int) -> int:
     raise OSError(code, os.strerror(code), os.fsdecode(path))
 
 
-Closer = Callable[[Callable[[], None]], None]
-Identify = Callable[[os.stat_result, int], FileId]
-
-
-class TreeFile:
-    """A regular file of the tree."""
-
-    def __init__(self, fd: int, identify: Identify, closer: Closer) -> None:
-        self._fd = fd
-        self._identify = identify
-        self._closer = closer
-
-    def read_into(self, buffer: memoryview, offset: int) -> int:
-        done = 0
-        while done < len(buffer):
-            n = os.preadv(self.fileno(), [buffer[done:]], offset + done)
-            if n == 0:
-                break
-            done += n
-        return done
-
-    def attributes(self) -> Attributes:
-        return _attributes(os.fstat(self.fileno()), self._identify, self._fd)
-
-    def fileno(self) -> int:
-        if self._fd < 0:
-            raise OSError(errno.EBADF, "the file is closed")
-        return self._fd
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            self._closer(partial(os.close, fd))
-
-    def __del__(self) -> None:
-        self.close()
-
-
 class TreeSource:
     """The tree below one directory.
 
@@ -121,7 +83,7 @@ class TreeSource:
             self._follow_mount()
         fd = self._open_path(path)
         try:
-            return _attributes(os.fstat(fd), self._identify, fd)
+            return attributes_of(os.fstat(fd), self._identify, fd)
         finally:
             os.close(fd)
 
@@ -135,7 +97,7 @@ class TreeSource:
                     try:
                         found = entry.stat(follow_symlinks=False)
                         if found.st_dev == device:
-                            attributes = _attributes(found, self._identify, fd)
+                            attributes = attributes_of(found, self._identify, fd)
                         else:  # another file system or subvolume begins here: it has an identity of its own
                             attributes = self.stat(path + b"/" + name if path else name)
                     except OSError:
@@ -160,6 +122,32 @@ class TreeSource:
             os.close(fd)
             raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(path))
         return TreeFile(fd, self._identify, self._closer)
+
+    def open_to_write(self, place: Place) -> WritableTreeFile:
+        found = self.object(place)
+        if not found.attributes().is_file:
+            raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(place.path))
+        # By its name in /proc, so that it is the file that was looked at, whoever has its name by now.
+        path, how = f"/proc/self/fd/{found.fileno()}", os.O_CLOEXEC | os.O_NOCTTY
+        try:
+            fd = os.open(path, os.O_RDWR | how)
+        except PermissionError:  # it may be written all the same
+            fd = os.open(path, os.O_WRONLY | how)
+        return WritableTreeFile(fd, self._identify, self._closer)
+
+    def object(self, place: Place) -> TreeObject:
+        return self._at(TreeObject(self._open_path(place.path), self._identify, self._closer), place)
+
+    def directory(self, place: Place) -> TreeDirectory:
+        fd = open_beneath(self._root, place.path, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY)
+        opened = self._at(TreeObject(fd, self._identify, self._closer), place)
+        return TreeDirectory(opened, self._identify, self._closer)
+
+    @staticmethod
+    def _at(found: TreeObject, place: Place) -> TreeObject:
+        if found.attributes().file != place.file:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), os.fsdecode(place.path))
+        return found
 
     def open_directory(self, path: bytes) -> int:
         return open_beneath(self._root, path, os.O_RDONLY | os.O_DIRECTORY)
@@ -230,19 +218,3 @@ class TreeSource:
             other = b"" if device == self._root_device else b":%d" % device
             seed = b"path:" + self._path + other
         return int.from_bytes(blake2b(seed, digest_size=8).digest(), "little")
-
-
-def _attributes(found: os.stat_result, identify: Identify, fd: int) -> Attributes:
-    return Attributes(
-        file=identify(found, fd),
-        mode=found.st_mode,
-        nlink=found.st_nlink,
-        uid=found.st_uid,
-        gid=found.st_gid,
-        rdev=found.st_rdev,
-        size=found.st_size,
-        blocks=found.st_blocks,
-        atime_ns=found.st_atime_ns,
-        mtime_ns=found.st_mtime_ns,
-        ctime_ns=found.st_ctime_ns,
-    )

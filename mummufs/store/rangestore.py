@@ -4,7 +4,7 @@ Theory of operation. A range file is written in this order: bytes, header (size 
 crash therefore leaves a temporary, which the next mount removes, or a name whose header tells whether its bytes are
 all there: file systems were seen to keep a renamed name with empty or zero contents when nothing was synced.
 
-Only a header is ever written a second time, by `restamp_range`.
+Only a header is ever written a second time, by `restamp_range` and `stamp_range`.
 
 When an open range file is believed is in storedrange.py.
 """
@@ -153,6 +153,18 @@ class RangeStore:
         self.written.add(Purpose.OTHER, HEADER_USED_BYTES)
         stored.write_header(header._replace(version=new))
         return True
+
+    def stamp_range(self, key: RangeKey, old: Version, new: Version) -> None:
+        """Have the file of a range state another version, whose bytes the caller knows to be the same.
+
+        It is not synced: a header that is lost or torn in a crash costs the range file.
+
+        Raises:
+            RangeFileError: it is not the file of this key and old version.
+            OSError: it is not there, or which header it has now is not known.
+        """
+        stored = StoredRange(self._fs, self._fs.open_to_change(range_name(key)), key, old, self._closer)
+        stored.write_header(stored.check_header()._replace(version=new), sync=False)
 
     def remove_range(self, key: RangeKey) -> None:
         """Remove the file of a range; one that is gone already is fine, and so is a directory that is in its place."""

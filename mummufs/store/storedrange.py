@@ -101,13 +101,17 @@ class StoredRange:
         """The header states this version from now on. A read under way goes on: its bytes are those of both."""
         self.version = version
 
-    def write_header(self, header: RangeHeader) -> None:
+    def write_header(self, header: RangeHeader, *, sync: bool = True) -> None:
         """Put another header in the place of the one that is there, and wait until it is on the disk.
+
+        Args:
+            sync: False not to wait.
 
         The file must have been opened to be changed. On an error its header is the old one, the new one, or none.
         """
         write_all(self._fs, self._descriptor.fd, memoryview(header.pack())[:HEADER_USED_BYTES], 0)
-        self._fs.sync(self._descriptor.fd)
+        if sync:
+            self._fs.sync(self._descriptor.fd)
 
     def when_closed(self, call: Callable[[], None]) -> None:
         """Have this called once the file is closed, by whichever thread held the last reference."""

@@ -236,7 +236,7 @@ def test_what_is_wished_and_offered_is_asked_for() -> None:
     negotiated = wire.answer_to_kernel(reply, offer, NO_WISH)
     assert negotiated == Negotiated(38, 256, 1 << 20, direct_mmap=True, passthrough=True)
     after = answered(reply)
-    assert after["flags"] == wire.ASYNC_DIO | wire.MAX_PAGES | wire.INIT_EXT
+    assert after["flags"] == wire.DONT_MASK | wire.ASYNC_DIO | wire.MAX_PAGES | wire.INIT_EXT
     assert after["flags2"] == wire.DIRECT_IO_ALLOW_MMAP | wire.PASSTHROUGH
     assert after["max_stack_depth"] == 1
 

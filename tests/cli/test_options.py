@@ -69,9 +69,12 @@ def test_of_contradicting_flags_the_last_wins() -> None:
     assert parse_options(["exec", "noexec"]).mount_flags == ("noexec",)
 
 
-def test_rw_gets_a_warning_unless_ro_follows() -> None:
-    assert "read-only" in parse_options(["rw"]).warnings[0]
-    assert parse_options(["rw,ro"]).warnings == ()
+@pytest.mark.parametrize(
+    ("texts", "read_only"), [([], False), (["rw"], False), (["ro"], True), (["rw,ro"], True), (["ro", "rw"], False)]
+)
+def test_a_mount_may_be_written_to_unless_ro_is_the_last_word(texts: list[str], read_only: bool) -> None:
+    parsed = parse_options(texts)
+    assert (parsed.read_only, parsed.warnings) == (read_only, ())
 
 
 def test_own_options_are_kept_and_the_last_wins() -> None:

@@ -317,6 +317,7 @@ async def engine(
     changes, pools = _Changes(), service.pools
     if isinstance(source, MemorySource):
         source._open_gate = _WatchedGate(changes)
+        source._write_gate = _WatchedGate(changes)
     for name in list(vars(pools)):
         setattr(pools, name, _WatchedPool(getattr(pools, name).threads, changes))
     running = Engine(service, source, store_dir, changes)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mummufs.engine.overlay import Handle
-from mummufs.source.base import Attributes, Entry, SourceFile
-from mummufs.source.memory import MemorySource
+from mummufs.source.base import Attributes, Entry
+from mummufs.source.memory import MemoryFile, MemorySource
 from tests.engine.harness import Engine, FakeParser, contents, engine, make_table
 
 WINDOW = 16 << 10
@@ -22,17 +22,17 @@ FOREVER = 1 << 40
 DATA = contents(COUNT * WINDOW + 1000, 1)
 
 
-class FaultySource:
+class FaultySource(MemorySource):
     """A memory source of which those calls fail whose number, from 1, is in `fails`."""
 
     def __init__(self) -> None:
-        self._real = MemorySource({b"dir/model": DATA, b"dir/other": b"plain", b"link": b""})
-        self._lock = threading.Lock()
+        super().__init__({b"dir/model": DATA, b"dir/other": b"plain", b"link": b""})
+        self._calls_lock = threading.Lock()
         self.calls = 0
         self.fails = range(0)
 
     def _call(self) -> None:
-        with self._lock:
+        with self._calls_lock:
             self.calls += 1
             failing = self.calls in self.fails
         if failing:
@@ -40,60 +40,51 @@ class FaultySource:
 
     def stat(self, path: bytes) -> Attributes:
         self._call()
-        return self._real.stat(path)
+        return super().stat(path)
 
     def entries(self, path: bytes) -> Iterator[Entry]:
         self._call()
-        return self._real.entries(path)
+        return super().entries(path)
 
     def readlink(self, path: bytes) -> bytes:
         self._call()
-        return self._real.readlink(path)
+        return super().readlink(path)
 
-    def open(self, path: bytes) -> SourceFile:
+    def open(self, path: bytes) -> MemoryFile:
         self._call()
-        return FaultyFile(self, self._real.open(path))
+        return FaultyFile(self, path, super().open(path).node)
 
     def open_directory(self, path: bytes) -> int:
         self._call()
-        return self._real.open_directory(path)
+        return super().open_directory(path)
 
     def statfs(self) -> os.statvfs_result:
         self._call()
-        return self._real.statfs()
+        return super().statfs()
 
     def getxattr(self, path: bytes, name: bytes) -> bytes:
         self._call()
-        return self._real.getxattr(path, name)
+        return super().getxattr(path, name)
 
     def listxattr(self, path: bytes) -> list[bytes]:
         self._call()
-        return self._real.listxattr(path)
-
-    def close(self) -> None:
-        self._real.close()
+        return super().listxattr(path)
 
 
-class FaultyFile:
+class FaultyFile(MemoryFile):
     """An open file of it."""
 
-    def __init__(self, source: FaultySource, real: SourceFile) -> None:
-        self._source = source
-        self._real = real
-
     def read_into(self, buffer: memoryview, offset: int) -> int:
-        self._source._call()
-        return self._real.read_into(buffer, offset)
+        self._fail()
+        return super().read_into(buffer, offset)
 
     def attributes(self) -> Attributes:
+        self._fail()
+        return super().attributes()
+
+    def _fail(self) -> None:
+        assert isinstance(self._source, FaultySource)
         self._source._call()
-        return self._real.attributes()
-
-    def fileno(self) -> int:
-        return self._real.fileno()
-
-    def close(self) -> None:
-        self._real.close()
 
 
 async def _scenario(e: Engine) -> tuple[int, int]:

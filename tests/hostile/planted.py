@@ -26,11 +26,13 @@ from mummufs.engine.catalog import Catalog
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.filler import Filler
 from mummufs.engine.landing import Landing
+from mummufs.engine.mirror import Mirror
 from mummufs.engine.overlay import Overlay
 from mummufs.engine.parse import ChildParser
 from mummufs.engine.reader import Reader
 from mummufs.engine.resident import Resident
 from mummufs.engine.scrub import Scrub
+from mummufs.engine.writes import Writes
 from mummufs.store.rangestore import RangeStore
 
 KINDS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (RuntimeError, MemoryError, KeyError)}
@@ -40,6 +42,11 @@ PLACES: dict[type, tuple[str, ...]] = {
         *("look_up", "attributes", "entries", "readlink", "getxattr", "listxattr", "statfs", "open", "read"),
         *("close", "forget"),
     ),
+    Mirror: (
+        *("open", "create", "write", "sync", "flush", "set_attributes", "setxattr", "removexattr", "mkdir", "mknod"),
+        *("symlink", "link", "unlink", "rmdir", "rename", "sync_directory"),
+    ),
+    Writes: ("_conclude",),
     Reader: ("_from_source",),
     Filler: ("offer_nowait", "_bring"),
     Landing: ("_wait_room", "_write"),

@@ -125,6 +125,49 @@ def test_an_exception_in_each_handler(tree: Path, store: Path, kind: str) -> Non
         assert len([line for line in m.log.read_text().splitlines() if line[:2] == "20"]) <= LOG_LINES_A_MINUTE
 
 
+@pytest.mark.mount
+def test_an_exception_in_each_handler_that_changes(tree: Path, store: Path) -> None:
+    """As above; and what was not done was not done."""
+    expected = model(tree, "f")
+    with Planted(tree, store=store, options=("settle=0", "attr_timeout=0"), check_books=False) as m:
+        fill(m, expected)
+        new, made, one, two = (m.path(name) for name in ("new", "made", "one", "two"))
+        with opened(new, os.O_RDWR | os.O_CREAT) as fd, opened(m.mountpoint) as directory:
+            calls: dict[str, Callable[[], object]] = {
+                "Mirror.write": lambda: os.pwrite(fd, b"x", 0),
+                "Mirror.sync": lambda: os.fsync(fd),
+                "Mirror.flush": lambda: os.close(os.dup(fd)),
+                "Mirror.set_attributes": lambda: os.chmod(new, 0o600),
+                "Mirror.setxattr": lambda: os.setxattr(new, b"user.note", b"yes"),
+                "Mirror.removexattr": lambda: os.removexattr(new, b"user.note"),
+                "Mirror.mkdir": made.mkdir,
+                "Mirror.rmdir": made.rmdir,
+                "Mirror.mknod": lambda: os.mkfifo(made),
+                "Mirror.unlink": made.unlink,
+                "Mirror.symlink": lambda: made.symlink_to("f"),
+                "Mirror.link": lambda: os.link(new, one),
+                "Mirror.rename": lambda: one.rename(two),
+                "Mirror.sync_directory": lambda: os.fsync(directory),
+                "Mirror.open": lambda: os.close(os.open(new, os.O_WRONLY)),
+                "Mirror.create": lambda: os.close(os.open(one, os.O_WRONLY | os.O_CREAT)),
+            }
+            for place, call in calls.items():
+                before = m.status()["errors"]["handler"]
+                m.plant(place, kind="RuntimeError")
+                assert errno_of(call) == errno.EIO, place
+                assert m.status()["errors"]["handler"] > before and set(m.raised) == {place}
+                m.plan.unlink()
+                call()
+        m.plant("Writes._conclude", kind="RuntimeError")
+        m.path("f").chmod(0o600)
+        wait_for(lambda: set(m.raised), lambda places: places == {"Writes._conclude"})
+        m.plan.unlink()
+        read_all(m, expected)
+        m.path("f").chmod(0o640)
+        read_all(m, expected)
+        assert m.process.poll() is None
+
+
 def provoke(m: Planted, name: str) -> list[str]:
     """Read a file past its pages, whether it can be read or not; the places that have raised."""
     for call in (lambda: m.drop_pages(name), lambda: m.read(name)):

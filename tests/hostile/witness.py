@@ -181,6 +181,16 @@ class Witness(RuleBasedStateMachine):
         self.past[name].append(Past(self.now[name], time.monotonic()))
         self.now[name] = data
 
+    def _written(self, name: str, data: bytes) -> None:
+        """Note what a file is now that it was written through the mount: who had this version open sees the new bytes.
+
+        It was looked at right before, so whoever has an older version open is known to.
+        """
+        for handle in self.handles:
+            if handle.name == name and handle.change == self.changes[name]:
+                handle.contents = data
+        self.now[name] = data
+
     def _make(self, path: Path) -> bytes:
         write_gguf(path, seed=next(self.seeds), layers=(0,), experts=3, dense_bytes=90 << 10, expert_bytes=48 << 10)
         return path.read_bytes()
@@ -230,6 +240,8 @@ class Witness(RuleBasedStateMachine):
             stale=status["errors"]["stale"],
             corrupt=status["errors"]["corrupt"],
             store=status["errors"]["store"],
+            written=status["source_writes"]["count"],
+            stamped=status["fills"]["stamped"],
         )
         DONE.update(found - self.noted)
         self.noted = found

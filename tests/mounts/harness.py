@@ -188,6 +188,7 @@ class Mounted:
                 or store.get("evicting")
                 or gauges.get("parsing")
                 or gauges["reads_in_flight"]
+                or gauges["files_settling"]
                 or gauges.get("evictions_queued")
             )
 

@@ -16,11 +16,12 @@ from typing import cast
 import pytest
 
 from mummufs.backends.fuse import front
+from mummufs.backends.fuse.changes import MirrorOperations
 from mummufs.backends.fuse.device import LaneUnavailableError
 from mummufs.backends.fuse.front import LaneOptions
-from mummufs.backends.fuse.operations import Operations
 from mummufs.backends.fuse.session import Session, SessionOptions
 from mummufs.core.stats import Counters
+from mummufs.engine.mirror import Mirror
 from mummufs.engine.overlay import Overlay
 from mummufs.mountinfo import mount_at, read_mountinfo
 from tests.faultfs.client import FaultFs
@@ -245,7 +246,7 @@ def test_a_lane_that_gets_no_descriptors_leaves_no_mount(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(front, "Relay", none_left)
     session = Session(
-        Operations(cast(Overlay, None), Counters(), 1.0),
+        MirrorOperations(cast(Overlay, None), cast(Mirror, None), Counters(), 1.0),
         tmp_path,
         SessionOptions("source", lane="on", lane_options=LaneOptions(64)),
     )

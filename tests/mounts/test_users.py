@@ -56,6 +56,23 @@ def test_allow_other(place: Path, allowed: bool) -> None:
 
 
 @pytest.mark.mount
+def test_the_control_socket_is_for_root_and_the_mounting_user(place: Path) -> None:
+    """Whatever the umask of who mounts, and whoever may use the mount."""
+    source, mountpoint = folders(place, "source", "mnt")
+    m = Mounted(source, mountpoint=mountpoint, options=("allow_other",))
+    try:
+        run(*m.arguments(), umask=0)
+        path = control.socket_path(mountpoint)
+        assert path.parent.stat().st_mode & 0o077 == 0 and path.stat().st_mode & 0o777 == 0o600
+        connect = f"import socket; socket.socket(socket.AF_UNIX).connect({os.fspath(path)!r})"
+        done = as_nobody(sys.executable, "-S", "-c", connect)
+        assert done.returncode == 1 and b"PermissionError" in done.stderr
+        assert m.status()["options"]["allow_other"]
+    finally:
+        m.take_down()
+
+
+@pytest.mark.mount
 def test_another_user_through_a_bind_mount_elsewhere(place: Path) -> None:
     """As a container sees it: another mount namespace, a bind mount, another user, a space in the path."""
     source, mountpoint, elsewhere = folders(place, "the source", "the mount", "models")
@@ -135,6 +152,7 @@ def mounts_and_unmounts(place: Path) -> None:
         assert socket.exists()
         with pytest.raises(PermissionError):
             m.read("closed")
+        _writes(m, source)
         with opened(m.path("f")) as fd, subprocess.Popen(["sleep", "64"], stdin=fd) as holder:
             done = run("umount", mountpoint, check=False)
             holder.kill()
@@ -143,6 +161,31 @@ def mounts_and_unmounts(place: Path) -> None:
         m.umount()
         assert not m.is_mounted
         assert not socket.exists()
+
+
+def _writes(m: Mounted, source: Path) -> None:
+    """Files of the user's, also such as he may write and not read, or read and not write once they are closed."""
+    for name, mode in (("ordinary", 0o644), ("to write", 0o200), ("to read", 0o400)):
+        with opened(m.path(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+            os.fchmod(fd, mode)
+            assert os.write(fd, b"written") == 7
+            os.ftruncate(fd, 5)
+        found = (source / name).stat()
+        assert (found.st_size, found.st_mode & 0o777, found.st_uid) == (5, mode, os.geteuid())
+    with opened(m.path("to write"), os.O_WRONLY) as fd:
+        os.write(fd, b"W")
+    with pytest.raises(PermissionError):
+        os.open(m.path("to write"), os.O_RDONLY)
+    with pytest.raises(PermissionError):
+        os.open(m.path("to read"), os.O_WRONLY)
+    with pytest.raises(PermissionError):
+        os.chown(m.path("ordinary"), 0, 0)
+    with opened(m.path("made"), os.O_WRONLY | os.O_CREAT) as fd:
+        os.write(fd, b"x")
+        os.chmod(m.path("made"), 0o600)
+        m.path("made").rename(m.path("ordinary"))
+    assert (source / "ordinary").read_bytes() == b"x"
+    m.path("ordinary").unlink()
 
 
 def replaces_a_dead_mount(place: Path) -> None:

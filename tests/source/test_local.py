@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from mummufs.source.descriptors import TreeFile
 from mummufs.source.local import ignore_broken_leases, is_being_written, is_local
 from mummufs.source.memory import MemorySource
-from mummufs.source.tree import TreeFile, TreeSource
+from mummufs.source.tree import TreeSource
 
 
 @pytest.fixture

@@ -178,3 +178,35 @@ def test_ranges_side_by_side_are_not_mixed(store: Store) -> None:
     assert restamp(store)
     assert (store.directory / range_name(other)).read_bytes() == before
     assert read(store.store.open_range(other, VERSION), size=len(OTHER_DATA)) == OTHER_DATA
+
+
+@pytest.mark.parametrize("loss", Loss)
+def test_a_stamp_that_is_torn_or_lost_costs_the_range(tmp_path: Path, loss: Loss) -> None:
+    """It is not synced, and nobody has compared the bytes: they are right by one version, or there is no range."""
+    for whole in range(HEADER_USED_BYTES + 1):
+        directory = tmp_path / str(whole)
+        directory.mkdir()
+        store = Store(directory)
+        old = store.path.read_bytes()
+        store.store.stamp_range(KEY, VERSION, NEW)
+        assert versions(store) == {NEW} and store.fs.fds == {}
+        new = store.path.read_bytes()
+        store.path.write_bytes(new[:whole] + old[whole:])
+        store.touch()
+        assert len(versions(store)) <= 1
+    (tmp_path / "lost").mkdir()
+    store = Store(tmp_path / "lost")
+    store.store.stamp_range(KEY, VERSION, NEW)
+    store.fs.lose_power(loss)
+    store.store = RangeStore(store.fs)
+    assert len(versions(store)) == 1
+
+
+def test_another_version_is_not_stamped(store: Store) -> None:
+    before = store.path.read_bytes()
+    with pytest.raises(RangeFileError):
+        store.store.stamp_range(KEY, VERSION._replace(mtime_ns=1), NEW)
+    assert store.path.read_bytes() == before and store.fs.fds == {}
+    store.path.unlink()
+    with pytest.raises(FileNotFoundError):
+        store.store.stamp_range(KEY, VERSION, NEW)

@@ -19,10 +19,13 @@ from mummufs.backends.fuse.pipes import Pipe
 from mummufs.backends.fuse.push import Pusher
 from mummufs.backends.fuse.relay import MAX_WRITE_BYTES, Relay
 from mummufs.engine.gate import Gate
+from mummufs.engine.nodes import Node
 from mummufs.engine.views import HitReports
 
 REPORT_S = 0.05
 """How long touches are collected before the policy hears of them."""
+SENT_LOOK_S = 0.001
+"""How often who is about to write looks whether a push has ended."""
 PAGES_MAX_DEFAULT = 256
 """Pages of a request where the kernel does not say what it allows."""
 _PAGES_LIMIT = Path("/proc/sys/fs/fuse/max_pages_limit")
@@ -130,6 +133,14 @@ class Front:
             if requests and self._gate is not None:
                 self._gate.answered()
             self._reports.take(requests, touched)
+
+    async def wait_sent(self, node: Node) -> None:
+        """Wait until no page of this node, which has no view any more, is being pushed. The pages that a message waits
+        for belong to READs, which are answered by others."""
+        number = self._operations.inodes.known(node)
+        while self.pusher is not None and number is not None and self.pusher.is_sending(number):  # noqa: ASYNC110
+            # Its thread cannot set an event of ours each time: that would cost every push more than this costs a few.
+            await trio.sleep(SENT_LOOK_S)
 
     def open_backing(self, fd: int) -> int:
         """Register a file for passthrough; its backing id.

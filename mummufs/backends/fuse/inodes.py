@@ -57,6 +57,10 @@ class Inodes:
             node.known = True
         return number
 
+    def known(self, node: Node) -> int | None:
+        """The node's number, if the kernel knows it."""
+        return self._numbers.get(node)
+
     def looked_up(self, number: int) -> None:
         """The kernel has been given this number once more."""
         if number != ROOT:

@@ -4,7 +4,7 @@
 - DIRECT: past it; mapping works where the kernel offers it (6.6) and the lane asks for it.
 - PASSTHROUGH: the kernel reads the source's file by itself (6.9, root). Only for files of which it is known that they
   have no ranges: nothing of them could come from the store. A handle then behaves like one of the source itself: a file
-  that is rewritten in place shows its new bytes.
+  that is rewritten in place shows its new bytes. A handle that may write is never the first of this mode.
 
 While one mode is in use the kernel refuses another for the same inode, so what was chosen first holds for all.
 """
@@ -77,6 +77,11 @@ class OpenModes:
         """Inodes that are passed through now."""
         return sum(opened.backing_id is not None for opened in self._opened.values())
 
+    def is_passed_through(self, node: Node) -> bool:
+        """Whether the kernel reads and writes this file by itself, as far as it is open."""
+        opened = self._opened.get(node)
+        return opened is not None and opened.mode is Mode.PASSTHROUGH
+
     def open(self, handle: Handle) -> Opened:
         """A file has been opened: its mode."""
         opened = self._opened.get(handle.node)
@@ -95,7 +100,7 @@ class OpenModes:
                 self._close_backing(opened.backing_id)
 
     def _first(self, handle: Handle) -> Opened:
-        if self._open_backing is None or not self._passes_through(handle.node):
+        if self._open_backing is None or handle.writer is not None or not self._passes_through(handle.node):
             return Opened(self._plain)
         if self.passed_through >= BACKINGS_MAX:
             return Opened(self._plain)

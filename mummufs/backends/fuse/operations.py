@@ -1,6 +1,6 @@
 """pyfuse3's operations over `Overlay`: translation, and nothing else.
 
-pyfuse3 catches FUSEError only; any other exception would end the mount. So every handler goes through `_guarded`:
+pyfuse3 catches FUSEError only; any other exception would end the mount. So every handler goes through `guarded`:
 an OSError becomes its errno, everything else becomes EIO for that one caller, is counted and logged.
 """
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
 
-def _guarded(handler: Handler) -> Handler:
+def guarded(handler: Handler) -> Handler:
     """Turn whatever a handler raises into an answer for its caller."""
 
     @functools.wraps(handler)
@@ -103,14 +103,14 @@ class Operations(pyfuse3.Operations):
 
     # ------------------------------------------------------------------ looking
 
-    @_guarded
+    @guarded
     async def lookup(self, parent: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         node = await self._overlay.look_up(self.inodes.node(parent), name)
         number = self.inodes.number(node)
         self.inodes.looked_up(number)
         return self._entry(number, node.attributes)
 
-    @_guarded
+    @guarded
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         return self._entry(inode, await self._overlay.attributes(self.inodes.node(inode)))
 
@@ -124,23 +124,23 @@ class Operations(pyfuse3.Operations):
                 self.counters.errors.handler += 1
                 log.exception("forget failed on a fault of ours")
 
-    @_guarded
+    @guarded
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
         return await self._overlay.readlink(self.inodes.node(inode))
 
-    @_guarded
+    @guarded
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
         return await self._overlay.getxattr(self.inodes.node(inode), name)
 
-    @_guarded
+    @guarded
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:
         return await self._overlay.listxattr(self.inodes.node(inode))
 
-    @_guarded
+    @guarded
     async def access(self, inode: int, mode: int, ctx: pyfuse3.RequestContext) -> bool:
         return True  # default_permissions: the kernel has checked
 
-    @_guarded
+    @guarded
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         found = await self._overlay.statfs()
         answer = pyfuse3.StatvfsData()
@@ -151,13 +151,13 @@ class Operations(pyfuse3.Operations):
 
     # ------------------------------------------------------------------ directories
 
-    @_guarded
+    @guarded
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         number = next(self._numbers)
         self._listings[number] = _Listing(self.inodes.node(inode))
         return number
 
-    @_guarded
+    @guarded
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         listing = self._listings[fh]
         if listing.entries is None or start_id == 0:
@@ -177,29 +177,32 @@ class Operations(pyfuse3.Operations):
             if not fits:
                 return
 
-    @_guarded
+    @guarded
     async def releasedir(self, fh: int) -> None:
         del self._listings[fh]
 
     # ------------------------------------------------------------------ files
 
-    @_guarded
+    @guarded
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        handle = await self._overlay.open(self.inodes.node(inode))
+        return self._opened(await self._overlay.open(self.inodes.node(inode)))
+
+    def _opened(self, handle: Handle) -> pyfuse3.FileInfo:
+        """A new file handle."""
         number = next(self._numbers)
         try:
             opened = self.modes.open(handle)
         except BaseException:  # nobody will release a handle that nobody has got
-            self._overlay.close(handle)
+            self._close(handle)
             raise
         if opened.backing_id is not None and self.backing is not None:
             self.backing[number] = opened.backing_id
         self._handles[number] = handle
         return pyfuse3.FileInfo(fh=number, keep_cache=handle.keep_pages, direct_io=opened.mode is Mode.DIRECT)
 
-    @_guarded
+    @guarded
     async def read(self, fh: int, off: int, size: int) -> bytes:
         # Any buffer does; its annotation is narrower than what pyfuse3 takes.
         return cast(bytes, await self.read_plainly(fh, off, size))
@@ -217,14 +220,17 @@ class Operations(pyfuse3.Operations):
         """
         return await self._overlay.read(self._handles[fh], offset, size, avoid_store=avoid_store)
 
-    @_guarded
+    @guarded
     async def flush(self, fh: int) -> None:
         pass  # nothing was written
 
-    @_guarded
+    @guarded
     async def release(self, fh: int) -> None:
         handle = self._handles.pop(fh)
         self.modes.close(handle.node)
+        self._close(handle)
+
+    def _close(self, handle: Handle) -> None:
         self._overlay.close(handle)
 
     def _entry(self, number: int, attributes: Attributes) -> pyfuse3.EntryAttributes:

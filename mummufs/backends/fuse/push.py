@@ -86,6 +86,7 @@ class Pusher:
         self._walks: OrderedDict[tuple[int, int], _Walk] = OrderedDict()
         self._jobs: deque[_Job] = deque()
         self._job: _Job | None = None
+        self._sending: int | None = None
         self._changed = threading.Condition()
         self._ended = False
         self._idle = True
@@ -122,6 +123,10 @@ class Pusher:
         a store that hangs holds a push up for long, and it would end in the pages of whoever has the number then."""
         with self._changed:
             return any(job.nodeid == nodeid for job in (self._job, *self._jobs) if job is not None)
+
+    def is_sending(self, nodeid: int) -> bool:
+        """Whether a message to this number is going out just now. Of a node that has lost its view no other follows."""
+        return self._sending == nodeid
 
     def saw_page(self, request: LaneRead, nodeid: int, node: Node, view: FileView, window: int) -> bool:
         """A READ of one page lies in this window. Returns whether it is held: then it is answered here."""
@@ -208,14 +213,24 @@ class Pusher:
             self.number += 1
             if not self._fill(header, pieces):
                 return
-            if job.node.view is not job.view:  # again: the store may have taken its time
-                self._pipe.clear()
-                self.dropped += 1
+            if not self._send(job, whole):
                 return
-            if os.splice(self._pipe.read_fd, self._fd, whole) != whole:
-                raise OSError(errno.EIO, "the kernel took part of a notification")
             self.pushed_bytes += size
             at += size
+
+    def _send(self, job: _Job, whole: int) -> bool:
+        """Hand the kernel the message that is in the pipe; False if its bytes are not to be believed any more."""
+        self._sending = job.nodeid  # first: whoever takes the view away looks at this afterwards
+        try:
+            if job.node.view is not job.view:  # the store may have taken its time
+                self._pipe.clear()
+                self.dropped += 1
+                return False
+            if os.splice(self._pipe.read_fd, self._fd, whole) != whole:
+                raise OSError(errno.EIO, "the kernel took part of a notification")
+        finally:
+            self._sending = None
+        return True
 
     def _has_memory(self) -> bool:
         """Whether there is memory to spare, looked at now or MEMORY_LOOK_S ago."""

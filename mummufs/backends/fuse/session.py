@@ -18,9 +18,9 @@ import pyfuse3
 import trio
 
 from mummufs.backends.fuse import device
+from mummufs.backends.fuse.changes import MirrorOperations
 from mummufs.backends.fuse.front import Front, LaneOptions
 from mummufs.backends.fuse.modes import OpenModes
-from mummufs.backends.fuse.operations import Operations
 from mummufs.core.errors import MummufsError
 from mummufs.engine.gate import Gate
 from mummufs.engine.nodes import Node
@@ -49,7 +49,7 @@ class SessionOptions:
 
     fsname: str
     allow_other: bool = False
-    read_only: bool = True
+    read_only: bool = False
     flags: Sequence[str] = ()
     lane: str = "off"
     lane_options: LaneOptions | None = None
@@ -61,7 +61,7 @@ class Session:
 
     def __init__(
         self,
-        operations: Operations,
+        operations: MirrorOperations,
         mountpoint: Path,
         options: SessionOptions,
         gate: Gate | None = None,
@@ -127,6 +127,7 @@ class Session:
         self._operations.backing = front.relay.backing
         if front.pusher is not None:
             self._operations.pushes_to = front.pusher.pushes_to
+            self._operations.mirror.writes.quiet = front.wait_sent
         self.front = front
 
     def _mount_plainly(self) -> None:

@@ -63,6 +63,8 @@ IOC_BACKING_CLOSE = 0x4004E502
 FOPEN_PASSTHROUGH = 1 << 7
 """Open flag, since 7.40: reads and maps of this open file go to the backing file."""
 
+DONT_MASK = 1 << 6
+"""Modes come without the umask taken off, which comes beside them: where there is a default ACL it does not count."""
 ASYNC_DIO = 1 << 15
 """Direct reads of one caller are sent at once, not one after the other."""
 SPLICE_FLAGS = 1 << 7 | 1 << 8 | 1 << 9
@@ -135,8 +137,8 @@ def offer_to_libfuse(request: bytearray, wishes: Wishes) -> Offer:
 def answer_to_kernel(reply: bytearray, offer: Offer, wishes: Wishes) -> Negotiated | None:
     """Rewrite libfuse's answer to INIT for the kernel, in place; None, and untouched, where it is a refusal.
 
-    - flags: ASYNC_DIO, MAX_PAGES and INIT_EXT are asked for where they were offered. libfuse knows the first two and
-      may have left them out; the last makes the kernel look at flags2.
+    - flags: DONT_MASK, ASYNC_DIO, MAX_PAGES and INIT_EXT are asked for where they were offered. libfuse knows the
+      first three and may have left them out; the last makes the kernel look at flags2.
     - max_pages: as wished; a kernel that allows fewer (fs.fuse.max_pages_limit) cuts it.
     - max_write: lowered to what the socket to libfuse carries; never raised over what libfuse can take.
     - max_background and congestion_threshold: the kernel holds requests back beyond 12 by default.
@@ -150,7 +152,7 @@ def answer_to_kernel(reply: bytearray, offer: Offer, wishes: Wishes) -> Negotiat
         return None
     fields = list(INIT_OUT.unpack_from(reply, at))
     flags = fields[3] & offer.flags & ~SPLICE_FLAGS
-    flags |= offer.flags & (ASYNC_DIO | MAX_PAGES | INIT_EXT)
+    flags |= offer.flags & (DONT_MASK | ASYNC_DIO | MAX_PAGES | INIT_EXT)
     flags2 = fields[10] & offer.flags2 if flags & INIT_EXT else 0
     if flags & INIT_EXT:
         flags2 |= offer.flags2 & DIRECT_IO_ALLOW_MMAP

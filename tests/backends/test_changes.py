@@ -1,0 +1,62 @@
+"""The handlers of changes over an engine in memory: what pyfuse3 is told."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pyfuse3
+import pytest
+
+from mummufs.backends.fuse.changes import MirrorOperations
+from mummufs.source.memory import MemorySource
+from tests.engine.harness import Engine, FakeParser, engine
+
+ROOT = pyfuse3.ROOT_INODE
+WRITE, CREATE = os.O_WRONLY, os.O_CREAT
+
+
+def operations(e: Engine) -> MirrorOperations:
+    return MirrorOperations(e.overlay, e.service.mirror, e.counters, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"), [(WRITE | CREATE, errno.ESTALE), (WRITE | CREATE | os.O_EXCL, errno.EEXIST)]
+)
+async def test_a_name_that_was_taken_behind_the_kernel_s_back(tmp_path: Path, flags: int, code: int) -> None:
+    """Nobody has asked yet whether the caller may open what is there: the kernel has to look again."""
+    async with engine(MemorySource({b"f": b"x"}), tmp_path, FakeParser()) as e:
+        with pytest.raises(pyfuse3.FUSEError) as caught:
+            await operations(e).create(ROOT, b"f", 0o644, flags, pyfuse3.RequestContext())
+        assert caught.value.errno == code
+        assert e.memory.stat(b"f").size == 1 and e.service.writes.written == 0
+
+
+async def test_only_handles_that_may_write_do(tmp_path: Path) -> None:
+    async with engine(MemorySource(), tmp_path, FakeParser()) as e:
+        ops, ctx = operations(e), pyfuse3.RequestContext()
+        info, entry = await ops.create(ROOT, b"f", 0o644, os.O_RDONLY | CREATE, ctx)
+        assert e.service.writes.written == 0
+        for fh in (info.fh, (await ops.open(entry.st_ino, os.O_RDONLY, ctx)).fh):
+            with pytest.raises(pyfuse3.FUSEError) as caught:
+                await ops.write(fh, 0, b"no")
+            assert caught.value.errno == errno.EBADF
+        writer = await ops.open(entry.st_ino, os.O_WRONLY | os.O_APPEND, ctx)
+        assert await ops.write(writer.fh, 3, b"yes") == 3 and e.service.writes.written == 1
+        assert e.memory.stat(b"f").size == 6, "the offset is the kernel's"
+        await ops.open(entry.st_ino, os.O_RDONLY | os.O_TRUNC, ctx)
+        assert e.memory.stat(b"f").size == 0
+        for fh in list(ops.handles):
+            await ops.release(fh)
+        assert e.service.writes.written == 0 and ops.open_handles == 0
+
+
+async def test_a_setattr_that_sets_nothing_takes_privileges_away(tmp_path: Path) -> None:
+    """So the kernel leaves it to us before a normal user's write."""
+    async with engine(MemorySource({b"f": b"x"}), tmp_path, FakeParser()) as e:
+        e.memory.chmod(b"f", 0o6755)
+        ops, ctx = operations(e), pyfuse3.RequestContext()
+        entry = await ops.lookup(ROOT, b"f", ctx)
+        found = await ops.setattr(entry.st_ino, entry, pyfuse3.SetattrFields(), None, ctx)
+        assert found.st_mode & 0o7777 == 0o755 == e.memory.stat(b"f").mode & 0o7777
