@@ -196,6 +196,7 @@ def _gauges(service: Service, operations: Operations) -> dict[str, Any]:
         "files_settling": service.writes.settling,
         "nodes": len(service.overlay.nodes),
         "inodes": len(operations.inodes),
+        "tasks": service.tasks,
     }
     for name, pool in vars(service.pools).items():
         gauges[f"{name}_waiting"] = pool.waiting
