@@ -90,8 +90,8 @@ class _Parser:
 
 
 async def _until(is_true: Callable[[], bool]) -> None:
-    while not is_true():
-        await trio.sleep(0.01)  # noqa: ASYNC110 - what is measured is not to be changed for it
+    while not is_true():  # noqa: ASYNC110 - what is measured is not to be changed for it
+        await trio.sleep(0.01)
 
 
 async def _measure(service: Service, lag: Lag, stored: int) -> None:

@@ -119,7 +119,7 @@ def check_size(root: Path) -> list[Finding]:
         Finding("the mount command itself", m.mounted_s, "s"),
         Finding("all ranges accounted for after", m.stock_s, "s"),
         Finding("RSS then, with the heat of 200,000", at_rest / 1e6, "MB", limit),
-        Finding("and with a model of 100,000 ranges open", with_model / 1e6, "MB", RSS_BYTES / 1e6),
+        Finding("and with a model of 100,000 ranges open", with_model / 1e6, "MB", limit),
         Finding("most RSS, with 64 cold readers", most / 1e6, "MB", limit),
     ]
 
