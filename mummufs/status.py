@@ -213,6 +213,7 @@ def _gauges(service: Service, open_handles: int, inodes: int) -> dict[str, Any]:
         "files_settling": service.writes.settling,
         "nodes": len(service.overlay.nodes),
         "inodes": inodes,
+        "tasks": service.tasks,
     }
     for name, pool in vars(service.pools).items():
         gauges[f"{name}_waiting"] = pool.waiting

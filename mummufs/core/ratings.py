@@ -86,11 +86,12 @@ class Rating:
         self.seq = 0
         self.part = 0.0
         self.read_at = -inf
-        self.place = (COLD, 0, key)
+        self.place: Place | tuple[()] = ()
         self.again = False
         self.listed = False
 
 
+Place = tuple[float, int, RangeKey]
 _place = attrgetter("place")
 _ORDER_LOAD = 300
 """How long the pieces of a sorted list are: with 100,000 ranges a touch takes a twentieth less than by default."""
@@ -217,7 +218,7 @@ class Ratings:
         """From now on it may not. Changes nothing for one that was not listed."""
         if rating.listed:
             rating.pack.order.remove(rating)
-            rating.listed = False
+            rating.listed, rating.place = False, ()
 
     def touch(self, rating: Rating, size: int, *, hit: bool) -> None:
         """`size` bytes of a range were read."""

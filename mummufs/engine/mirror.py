@@ -86,6 +86,7 @@ class Mirror:
         Raises:
             OSError: EEXIST where the name is taken.
         """
+        self._overlay.check_files()
         create = partial(_create, self._source, _place(parent), name, mode, creator)
         file, writer, attributes = await self._pools.metadata.run(create)
         node = await self._overlay.found(parent, name, attributes)
@@ -99,9 +100,11 @@ class Mirror:
         return node, handle
 
     async def _may_write(self, handle: Handle, open_to_write: Callable[[], WritableFile]) -> None:
+        self._overlay.check_files()
         await self.writes.begin(handle.node)
         try:
             handle.writer = await self._pools.metadata.run(open_to_write)
+            self._overlay.writers += 1
         except BaseException:
             self.writes.end(handle.node, handle.file)
             raise
@@ -146,6 +149,7 @@ class Mirror:
         handle.writer = None
         self._overlay.close(handle)
         if may_write:
+            self._overlay.writers -= 1
             self.writes.end(handle.node, handle.file)
 
     # ------------------------------------------------------------------ attributes

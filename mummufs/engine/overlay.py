@@ -11,6 +11,7 @@ import contextlib
 import errno
 import logging
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -64,14 +65,17 @@ class Overlay:
         evictor: Evictor | None,
         *,
         offline_reads: bool = False,
+        files_max: int = sys.maxsize,
     ) -> None:
         """Make a tree that is empty until `run`.
 
         Args:
+            files_max: files that may be open in the source, for reading and for writing.
             offline_reads: while the source is absent, what has been looked up answers from memory, and ranges that
                 are in the store go on being served.
         """
         self._offline_reads = offline_reads
+        self._files_max = files_max
         self._source = source
         self._pools = pools
         self._counters = counters
@@ -81,6 +85,8 @@ class Overlay:
         self._files: dict[Node, SourceFile] = {}
         self._nodes: NodeTable | None = None
         self._nursery: trio.Nursery | None = None
+        self.writers = 0
+        """Descriptors that are open for writing."""
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take up the root, and drop what turns out stale in the background, until cancelled.
@@ -202,10 +208,12 @@ class Overlay:
             by_backend: the kernel learns of it, and may be told to drop the pages that it has.
 
         Raises:
-            OSError: ESTALE where the name stands for another file or version by now: look it up again.
+            OSError: ESTALE where the name stands for another file or version by now: look it up again; EMFILE where
+                too many are open.
         """
         if node.stale:
             raise _stale()
+        self.check_files(node)
         known = self._files.get(node)
         file: SourceFile
         try:
@@ -231,7 +239,13 @@ class Overlay:
                 raise
         return handle
 
+    def check_files(self, node: Node | None = None) -> None:
+        """Raise EMFILE where there is no place for another file, unless this one is open already."""
+        if node not in self._files and len(self._files) + self.writers >= self._files_max:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
     def _opened(self, node: Node, file: SourceFile) -> Handle:
+        self.check_files(node)
         self._files[node] = file
         node.opens += 1
         return Handle(node, file, node.keep_pages)

@@ -44,7 +44,7 @@ from mummufs.engine.writes import Writes
 from mummufs.source.base import Source
 from mummufs.store.layout import charge_of
 from mummufs.store.rangestore import RangeStore
-from mummufs.store.scan import RECORD, unpack_records
+from mummufs.store.scan import RECORD, Records
 
 RESTORE_STEP = 128
 """Range files that the index takes in between two checkpoints: about a millisecond."""
@@ -72,6 +72,7 @@ class ServiceOptions:
         verify_always: prove a range file before every hit, not once a mount.
         manifest: a native manifest for the file that it names.
         open_max: range files kept open.
+        files_max: files of the source that are open; more are refused.
         write_budget_bytes: what may be written to the store in a day; 0 for any amount.
         heat_save_s: heat is saved for the next mount at most this often.
         read_around: the source's disks spin: they are told what is likely to be read next.
@@ -89,6 +90,7 @@ class ServiceOptions:
     verify_always: bool = False
     manifest: Path | None = None
     open_max: int = OPEN_MAX
+    files_max: int = sys.maxsize
     write_budget_bytes: int = 0
     heat_save_s: float = SAVE_S
     read_around: bool = False
@@ -148,6 +150,7 @@ class Service:
             self.catalog,
             self.cache.evictor if self.cache is not None else None,
             offline_reads=options.offline_reads,
+            files_max=options.files_max,
         )
 
         self.writes = Writes(
@@ -217,6 +220,11 @@ class Service:
         also = None if cache.prefetch is None else cache.prefetch.touched_in_store
         return HitReports(cache.index, self.counters, cache.tracing, also)
 
+    @property
+    def tasks(self) -> int:
+        """Tasks of the event loop that have not ended."""
+        return trio.lowlevel.current_statistics().tasks_living
+
     def _path_and_size(self, file: FileId) -> tuple[bytes, int] | None:
         node = self.overlay.nodes.current(file)
         return None if node is None else (node.path, node.version.size)
@@ -278,13 +286,13 @@ class Service:
         )
         try:
             assert process.stdout is not None
-            rest = b""
+            rest, records = b"", Records()
             async for chunk in process.stdout:
                 data = rest + bytes(chunk)
                 whole = len(data) // RECORD.size * RECORD.size
                 rest = data[whole:]
                 for at in range(0, whole, RESTORE_STEP * RECORD.size):
-                    self._restore(unpack_records(data[at : min(whole, at + RESTORE_STEP * RECORD.size)]))
+                    self._restore(records.unpack(data[at : min(whole, at + RESTORE_STEP * RECORD.size)]))
                     await trio.lowlevel.checkpoint()
             if await process.wait() != 0:
                 raise OSError("the process that scans the store ended early")

@@ -22,6 +22,8 @@ from mummufs.store.windowsos import WindowsOs
 from mummufs.win32.calls import real_win32
 
 RECORD = struct.Struct("<QQQQQqq")
+SHARED_MAX = 16_384
+"""Files, versions and sizes that are remembered while a store is scanned, so that their ranges can share them."""
 _NICENESS = 10
 _DIR_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _FILE_FLAGS = os.O_RDONLY
@@ -35,10 +37,26 @@ def pack_record(header: RangeHeader) -> bytes:
     return RECORD.pack(*header.key.file, header.key.offset, header.key.size, *header.version)
 
 
-def unpack_records(data: bytes) -> Iterator[tuple[RangeKey, Version]]:
-    """What `pack_record` wrote, any number of them."""
-    for filesystem, inode, offset, size, file_size, mtime_ns, ctime_ns in RECORD.iter_unpack(data):
-        yield RangeKey(FileId(filesystem, inode), offset, size), Version(file_size, mtime_ns, ctime_ns)
+class Records:
+    """Unpacks what `pack_record` wrote. Ranges of one file share its identity and version: that is a third of the
+    memory that they take.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[FileId, FileId] = {}
+        self._versions: dict[Version, Version] = {}
+        self._sizes: dict[int, int] = {}
+
+    def unpack(self, data: bytes) -> Iterator[tuple[RangeKey, Version]]:
+        """Any number of records, in their order."""
+        files, versions, sizes = self._files, self._versions, self._sizes
+        for known in (files, versions, sizes):
+            if len(known) > SHARED_MAX:
+                known.clear()
+        for filesystem, inode, offset, size, *stamp in RECORD.iter_unpack(data):
+            file, version = FileId(filesystem, inode), Version(*stamp)
+            key = RangeKey(files.setdefault(file, file), offset, sizes.setdefault(size, size))
+            yield key, versions.setdefault(version, version)
 
 
 def scan(directory: str) -> Iterator[RangeHeader]:
