@@ -190,10 +190,8 @@ def _target(text: str) -> Path:
     if not path.name or "\0" in text:
         raise UsageError(f"'{text}' is no name for a file")
     try:
-        if path.is_file():
-            free = path.stat().st_size == 0 or is_profile(path)
-        else:
-            free = not os.path.lexists(path)
+        replaceable = path.is_file() and (path.stat().st_size == 0 or is_profile(path))
+        free = replaceable or not os.path.lexists(path)
     except OSError as error:
         raise UsageError(f"the profile '{path}' cannot be written: {error.strerror}") from None
     if not free:
