@@ -387,7 +387,7 @@ async def test_a_mount_that_ends_within_a_run(tmp_path: Path, monkeypatch: pytes
     async with engine(source, tmp_path, parser) as e:
         assert await e.read(await e.open(b"model"), 0, 64 * KIB) == data[: 64 * KIB]
         places = e.pools.source
-        await e.wait_until(gate.reached.is_set)
+        assert await trio.to_thread.run_sync(gate.reached.wait, 20.0)
         assert places.busy == 1
     gate.set()
     with trio.fail_after(FAIL_AFTER_S):
