@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -85,7 +86,7 @@ async def test_a_request_may_have_arguments_of_any_name(tmp_path: Path, monkeypa
         return {"asked": dict(asked)}
 
     server = control.ControlServer(Path("/m"), {"echo": echo})
-    args = {"path": "a", "mountpoint": "b", "windows": []}
+    args: dict[str, Any] = {"path": "a", "mountpoint": "b", "windows": []}
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.serve)
