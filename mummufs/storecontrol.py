@@ -29,6 +29,7 @@ from mummufs.core.errors import MummufsError
 from mummufs.engine.jobs import Job, JobState
 from mummufs.engine.pins import PINNED_SHARE_MAX, PinChange, TooMuchPinnedError
 from mummufs.engine.placement import Evicted, Look, Placement
+from mummufs.engine.places import Unreadable
 from mummufs.engine.selection import ALL
 from mummufs.engine.warmprogress import Tally, Target, WarmProgress
 from mummufs.store.pins import PATTERN_CHARS_MAX
@@ -253,19 +254,27 @@ def _found(look: Look, first: int) -> tuple[dict[str, Any], int | None]:
     """What a job has found, a page of it, and where the next page begins."""
     match look:
         case PinChange():
-            return asdict(look), None
+            change = asdict(look)
+            del change["unreadable"]
+            return {**change, **_unreadable(look.unreadable)}, None
         case Evicted():
             return {
                 "files": look.files,
                 **_tally("evicted", look.evicted),
                 **_tally("pinned", look.pinned),
                 **_tally("filling", look.filling),
+                **_unreadable(look.unreadable),
             }, None
         case _:
             rows = [row._asdict() for row in look.rows[first : first + ROWS_MAX]]
             following = first + ROWS_MAX
             page = {"files": look.files, "files_without_ranges": look.without_ranges, "layers": rows}
+            page |= _unreadable(look.unreadable)
             return page, following if following < len(look.rows) else None
+
+
+def _unreadable(unreadable: Unreadable) -> dict[str, Any]:
+    return {"files_failed": unreadable.files, "last_error": unreadable.error or None}
 
 
 def _tally(name: str, tally: Tally) -> dict[str, int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -15,6 +16,15 @@ RICH_ROWS_MAX = 2000
 def printable(text: str) -> str:
     """The text with control characters and undecodable bytes escaped: names come from files that nobody vouches for."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def tell_unreadable(found: Mapping[str, Any]) -> None:
+    """Say on standard error which files a request has passed over."""
+    if found["files_failed"]:
+        click.echo(
+            f"{found['files_failed']} files could not be read, the last one: {printable(found['last_error'] or '')}",
+            err=True,
+        )
 
 
 def print_json(value: object) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mummufs.commands.located import located, looked
-from mummufs.commands.output import print_json, print_table
+from mummufs.commands.output import print_json, print_table, tell_unreadable
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.units import format_size
 
@@ -39,6 +39,7 @@ def pin(paths: Sequence[str], pattern: str, as_list: bool, as_json: bool) -> Non
         line += f"; {format_size(done['absent_bytes'])} of it are absent"
         line += f": {done['note']}" if done["note"] else " and being brought in the background"
     click.echo(line)
+    tell_unreadable(done)
 
 
 @click.command()
@@ -63,6 +64,7 @@ def evict(paths: Sequence[str], pattern: str, force: bool) -> None:
     click.echo(f"evicted {done['evicted_ranges']} ranges, {format_size(done['evicted_bytes'])}")
     if done["filling_ranges"]:
         click.echo(f"{done['filling_ranges']} ranges are just being filled, and stay")
+    tell_unreadable(done)
     if done["pinned_ranges"]:
         raise MummufsError(
             f"{done['pinned_ranges']} ranges, {format_size(done['pinned_bytes'])}, are pinned and stay:"

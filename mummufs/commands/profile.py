@@ -190,11 +190,10 @@ def _target(text: str) -> Path:
     if not path.name or "\0" in text:
         raise UsageError(f"'{text}' is no name for a file")
     try:
-        replaceable = path.is_file() and (path.stat().st_size == 0 or is_profile(path))
-        free = replaceable or not os.path.lexists(path)
+        is_free = (not path.stat().st_size or is_profile(path)) if path.is_file() else not os.path.lexists(path)
     except OSError as error:
         raise UsageError(f"the profile '{path}' cannot be written: {error.strerror}") from None
-    if not free:
+    if not is_free:
         raise UsageError(f"'{path}' is there and is no profile: name another file")
     return Path(os.path.realpath(path))
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mummufs.commands.located import located, looked
-from mummufs.commands.output import print_json, print_table, printable
+from mummufs.commands.output import print_json, print_table, printable, tell_unreadable
 from mummufs.core.errors import MummufsError
 from mummufs.units import format_size
 
@@ -27,6 +27,7 @@ def residency(paths: Sequence[str], as_json: bool) -> None:
     found = located(paths)
     pages = looked(found.mountpoint, "residency", paths=found.paths)
     layers = [layer for page in pages for layer in page["layers"]]
+    tell_unreadable(pages[0])
     if as_json:
         print_json(
             {
@@ -34,6 +35,7 @@ def residency(paths: Sequence[str], as_json: bool) -> None:
                 "mountpoint": str(found.mountpoint),
                 "files": pages[0]["files"],
                 "files_without_ranges": pages[0]["files_without_ranges"],
+                "files_failed": pages[0]["files_failed"],
                 "models": [
                     {"model": model, **total(rows), "layers": [{k: r[k] for k in ("layer", *SIZES)} for r in rows]}
                     for model, rows in by_model(layers)

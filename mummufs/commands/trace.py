@@ -190,7 +190,7 @@ def _stop(ask: Callable[[], object]) -> None:
 
 @contextmanager
 def _until_signalled() -> Iterator[threading.Event]:
-    """An event that signals of an end set, so that none comes in the middle of a block; what is ignored stays so."""
+    """An event that signals of an end set, so that none comes in the middle of a block. What is ignored stays so."""
     stop = threading.Event()
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     heard = [number for number in ends if signal.getsignal(number) is not signal.SIG_IGN]

@@ -28,7 +28,7 @@ from mummufs.engine.cache import Cache
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Handle, Overlay
 from mummufs.engine.pinfile import PatternsByPath, PinFile
-from mummufs.engine.places import Places, matches, shown
+from mummufs.engine.places import Places, Unreadable, matches, shown
 from mummufs.engine.selection import ALL, STEP, Selection
 from mummufs.engine.warmer import Warmer
 from mummufs.engine.warmprogress import Target
@@ -109,6 +109,7 @@ class PinChange:
     absent_ranges: int = 0
     absent_bytes: int = 0
     note: str = ""
+    unreadable: Unreadable = field(default_factory=Unreadable)
 
 
 class Pins:
@@ -252,9 +253,10 @@ class Pins:
         async with self._changing:
             fresh: dict[bytes, Pinned] = {}
             for path in paths:
-                async with self._places.opened(path) as handle:
-                    if (await self._windows(handle, [ranges])).charges:
+                async with self._places.tried(path, change.unreadable) as handle:
+                    if handle is not None and (await self._windows(handle, [ranges])).charges:
                         fresh[path] = await self._windows(handle, [*self._pins.get(path, []), ranges])
+            change.unreadable.check(paths)
             if not fresh:
                 raise MummufsError(f"no range of these {len(paths)} files has a name that matches '{ranges}'")
             self._check_room(fresh)

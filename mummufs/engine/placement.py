@@ -24,7 +24,7 @@ from mummufs.engine.catalog import Catalog
 from mummufs.engine.jobs import Job, Jobs
 from mummufs.engine.overlay import Overlay
 from mummufs.engine.pins import PinChange, Pins
-from mummufs.engine.places import Places, shown
+from mummufs.engine.places import Places, Unreadable, shown
 from mummufs.engine.selection import STEP, Selection
 from mummufs.engine.threads import Pools
 from mummufs.engine.warmer import Warmer
@@ -53,6 +53,7 @@ class Evicted:
     evicted: Tally = field(default_factory=Tally)
     pinned: Tally = field(default_factory=Tally)
     filling: Tally = field(default_factory=Tally)
+    unreadable: Unreadable = field(default_factory=Unreadable)
 
 
 @dataclass
@@ -66,6 +67,7 @@ class Residency:
     files: int = 0
     without_ranges: int = 0
     rows: list[LayerRow] = field(default_factory=list)
+    unreadable: Unreadable = field(default_factory=Unreadable)
 
 
 Look = PinChange | Evicted | Residency
@@ -139,8 +141,11 @@ class Placement:
 
     async def _evict(self, wanted: Sequence[bytes], selection: Selection, force: bool, evicted: Evicted) -> None:
         index = self._cache.index
-        for path in await self._places.find(wanted):
-            async with self._places.opened(path) as handle:
+        paths = await self._places.find(wanted)
+        for path in paths:
+            async with self._places.tried(path, evicted.unreadable) as handle:
+                if handle is None:
+                    continue
                 async for key in selection.keys(handle.node):
                     state = index.state(key)
                     if state is State.FILLING:
@@ -151,6 +156,7 @@ class Placement:
                         evicted.evicted.add(charge_of(key.size))
                         self._cache.evictor.evict_nowait((key,))
             evicted.files += 1
+        evicted.unreadable.check(paths)
 
     async def _residency(self, wanted: Sequence[bytes], residency: Residency) -> None:
         sums = LayerSums()
@@ -159,7 +165,9 @@ class Placement:
         alone = {pack for pack, files in Counter(map(pack_of, paths)).items() if files == 1}
         for path in paths:
             model = shown(path if pack_of(path) in alone else pack_of(path))
-            async with self._places.opened(path) as handle:
+            async with self._places.tried(path, residency.unreadable) as handle:
+                if handle is None:
+                    continue
                 node = handle.node
                 table, version = node.ranges, node.version
                 residency.files += 1
@@ -173,4 +181,5 @@ class Placement:
                         await trio.lowlevel.checkpoint()
             if len(sums) > ROWS_MAX:
                 raise MummufsError(f"there are more than {ROWS_MAX} layers: name a smaller folder")
+        residency.unreadable.check(paths)
         residency.rows = sums.rows()

@@ -12,6 +12,7 @@ import errno
 import os
 import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from fnmatch import translate
 
 import trio
@@ -36,6 +37,24 @@ STEP = 256
 
 class NotThereError(MummufsError):
     """A path or a pattern means no file of the mount."""
+
+
+@dataclass
+class Unreadable:
+    """Files that were meant and could not be opened: how many, and what was said of the last one."""
+
+    files: int = 0
+    error: str = ""
+
+    def add(self, path: bytes, error: OSError) -> None:
+        """One more."""
+        self.files += 1
+        self.error = f"'{shown(path)}' cannot be read: {error.strerror or error}"
+
+    def check(self, paths: Sequence[bytes]) -> None:
+        """Raise a MummufsError if these were all that were meant."""
+        if paths and self.files == len(paths):
+            raise MummufsError(self.error)
 
 
 class Places:
@@ -88,6 +107,17 @@ class Places:
         finally:
             for node in reversed(trail):
                 self._overlay.let_go(node)
+
+    @contextlib.asynccontextmanager
+    async def tried(self, path: bytes, unreadable: Unreadable) -> AsyncIterator[Handle | None]:
+        """The same, but a file that cannot be opened is counted, and there is no handle of it."""
+        async with contextlib.AsyncExitStack() as stack:
+            handle = None
+            try:
+                handle = await stack.enter_async_context(self.opened(path))
+            except OSError as error:
+                unreadable.add(path, error)
+            yield handle
 
 
 class _Search:

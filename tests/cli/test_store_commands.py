@@ -255,7 +255,8 @@ def test_the_hottest_are_chosen_and_sorted() -> None:
 
 # ---------------------------------------------------------------------- pins and evictions
 
-CHANGE = {"files": 1, "ranges": 3, "bytes": 3 << 20, "absent_ranges": 0, "absent_bytes": 0, "note": ""}
+READ: dict[str, Any] = {"files_failed": 0, "last_error": None}
+CHANGE = {"files": 1, "ranges": 3, "bytes": 3 << 20, "absent_ranges": 0, "absent_bytes": 0, "note": "", **READ}
 
 
 @pytest.mark.parametrize(
@@ -345,6 +346,7 @@ EVICTED = {
     "pinned_bytes": 0,
     "filling_ranges": 0,
     "filling_bytes": 0,
+    **READ,
 }
 
 
@@ -368,7 +370,7 @@ def layer(model: str, name: str, *sizes: int) -> dict[str, Any]:
     return {"model": model, "layer": name, **dict(zip(keys, sizes, strict=True))}
 
 
-def test_residency(daemon: Daemon, mounted: Path) -> None:
+def test_residency(daemon: Daemon, mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mib = 1 << 20
     pages = [
         [layer("a", "0", 2 * mib, mib, 0, 0), layer("a", "1", 0, 0, 4 * mib, mib)],
@@ -377,7 +379,7 @@ def test_residency(daemon: Daemon, mounted: Path) -> None:
 
     def look(args: dict[str, Any]) -> dict[str, Any]:
         at = args.get("from", 0)
-        found = {"files": 2, "files_without_ranges": 0, "layers": pages[at]}
+        found = {"files": 2, "files_without_ranges": 0, "layers": pages[at], **READ}
         return {"state": "ended", "stopped": False, "failure": None, "found": found, "next": None if at else 1}
 
     daemon.answers = {"residency": {"job": 1}, "look": look}
@@ -397,7 +399,12 @@ def test_residency(daemon: Daemon, mounted: Path) -> None:
         "total 1.0 MiB 0 B 0 % - - -",
         "3.0 MiB of 8.0 MiB are in the store, 38 %",
     ]
-    found = json.loads(called("residency", mounted, "--json").stdout)
+    monkeypatch.setitem(READ, "files_failed", 1)
+    monkeypatch.setitem(READ, "last_error", "'d/a' cannot be read: Permission denied")
+    told = called("residency", mounted, "--json")
+    assert told.stderr == "1 files could not be read, the last one: 'd/a' cannot be read: Permission denied\n"
+    found = json.loads(told.stdout)
+    assert found["files_failed"] == 1
     assert (found["schema"], found["files"], found["dense_bytes"]) == (1, 2, 4 * mib)
     assert [model["model"] for model in found["models"]] == ["a", "b"]
     assert found["models"][0]["expert_resident_bytes"] == mib
@@ -411,7 +418,7 @@ def test_residency(daemon: Daemon, mounted: Path) -> None:
 
 
 def test_residency_of_what_has_no_ranges(daemon: Daemon, mounted: Path) -> None:
-    daemon.finds("residency", files=1, files_without_ranges=1, layers=[])
+    daemon.finds("residency", files=1, files_without_ranges=1, layers=[], **READ)
     done = called("residency", mounted)
     assert (done.exit_code, sentence(done)) == (1, "none of these files has ranges: they are passed through")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from mummufs.core.states import State
 from mummufs.engine.jobs import Job
 from mummufs.engine.pins import LOAD_RETRY_S, PINNED_SHARE_MAX, PinChange, TooMuchPinnedError
 from mummufs.engine.placement import Evicted, Look, Residency
-from mummufs.source.memory import MemorySource
+from mummufs.source.memory import MemoryFile, MemorySource
 from mummufs.store.layout import charge_of
 from mummufs.store.pins import PINS_ASIDE_NAME, PINS_NAME
 from tests.engine.harness import KIB, Engine, FakeParser, FaultyOs, contents, engine
@@ -280,3 +281,32 @@ async def test_residency_by_layer(tmp_path: Path) -> None:
         assert {row.model for row in found.rows} == {"d/m"}
         assert [row.dense_resident_bytes // WINDOW for row in found.rows[:3]] == [2, 1, 0]
         assert {row.dense_bytes for row in found.rows} == {4 * WINDOW}
+
+
+async def test_a_file_that_cannot_be_opened_is_passed_over_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, parser = model(b"d/a", b"d/b")
+    opened = source.open
+
+    def refuse(path: bytes) -> MemoryFile:
+        if path == b"d/a":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path)
+
+    monkeypatch.setattr(source, "open", refuse)
+    said = "'d/a' cannot be read: Permission denied"
+    async with engine(source, tmp_path, parser) as e:
+        change = await pin(e, b"d")
+        assert (change.files, change.unreadable.files, change.unreadable.error) == (1, 1, said)
+        found = await done(e, placement(e).residency_nowait([b"d"]))
+        assert isinstance(found, Residency)
+        assert (found.files, found.unreadable.files, len(found.rows)) == (1, 1, COUNT // 2)
+        evicted = await done(e, placement(e).evict_nowait([b"d"], "*", force=True))
+        assert isinstance(evicted, Evicted)
+        assert (evicted.evicted.ranges, evicted.unreadable.files) == (COUNT, 1)
+        for job in (placement(e).evict_nowait([b"d/a"], "*", force=True), placement(e).residency_nowait([b"d/a"])):
+            await job.ended.wait()
+            assert str(job.failure) == said
+        assert e.overlay.open_files == 0
+        e.check()
