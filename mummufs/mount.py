@@ -327,6 +327,7 @@ def _service_options(config: MountConfig, source_reads: int, store: RangeStore |
         read_around=spins(os.fspath(config.source)),
         write_budget_bytes=config.write_budget_bytes,
         heat_save_s=float(os.environ.get(HEAT_SAVE_ENV, SAVE_S)),
+        prefetch=config.prefetch == "order" and not config.direct,
     )
 
 

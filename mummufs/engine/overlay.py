@@ -28,7 +28,7 @@ from mummufs.engine.looks import attributes_of, entries_of, look_again, may_be_l
 from mummufs.engine.nodes import Node, NodeTable, refresh
 from mummufs.engine.reader import Reader
 from mummufs.engine.threads import Pools
-from mummufs.source.base import Attributes, Entry, Source, SourceFile, WritableFile
+from mummufs.source.base import Attributes, Entry, Source, SourceFile, StatVfs, WritableFile
 
 ATTRIBUTES_WAIT_S = 0.05
 """How long a look at an open file's attributes waits for the source before it is answered from memory."""
@@ -186,7 +186,7 @@ class Overlay:
         """The names of the extended attributes."""
         return await self._pools.metadata.run(self._source.listxattr, node.path)
 
-    async def statfs(self) -> os.statvfs_result:
+    async def statfs(self) -> StatVfs:
         """Size and free space of the source's volume."""
         return await self._pools.metadata.run(self._source.statfs)
 

@@ -199,7 +199,7 @@ class MemoryDirectory:
             raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
         if flags & RENAME_EXCHANGE:
             self._source._node(new)
-        elif new in nodes and nodes[new] is nodes[old]:
+        if new in nodes and nodes[new] is nodes[old]:
             return  # two names of one file
         with self._source._lock:
             moved, replaced = _taken_out(nodes, old), _taken_out(nodes, new)

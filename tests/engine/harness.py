@@ -291,6 +291,7 @@ async def engine(
     wall_ns: Callable[[], int] = lambda: WALL_NS,
     read_around: bool = False,
     write_budget_bytes: int = 0,
+    prefetch: bool = False,
     scan: bool = False,
     hold_scan: bool = False,
 ) -> AsyncIterator[Engine]:
@@ -311,6 +312,7 @@ async def engine(
         files_max=files_max,
         read_around=read_around,
         write_budget_bytes=write_budget_bytes,
+        prefetch=prefetch,
     )
     store = store or RangeStore(fs or RealOs(store_dir))
     service = _WatchedService(

@@ -552,3 +552,52 @@ async def test_a_reader_beside_changes_without_end(tmp_path: Path, monkeypatch: 
         assert not reader.node.stale and e.counters.errors.stale == 0
         await e.idle()
         e.check()
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_names_in_any_order(tmp_path: Path, seed: int) -> None:
+    """Whatever is linked, moved and removed: every file that has a name left is found by its node."""
+    rng, source = random.Random(seed), MemorySource({b"d/a": b"x", b"e/b": b"y"})
+    async with engine(source, tmp_path, FakeParser()) as e:
+        root, m = e.overlay.nodes.root, mirror(e)
+        folders = [root, *[await e.overlay.look_up(root, name) for name in (b"d", b"e")]]
+        names = (b"a", b"b", b"c")
+        known: dict[int, Node] = {}
+
+        def pick() -> tuple[Node, bytes]:
+            return rng.choice(folders), rng.choice(names)
+
+        async def change() -> None:
+            (parent, name), (to, new_name) = pick(), pick()
+            match rng.randrange(6):
+                case 0:
+                    _, handle = await m.create(parent, name, 0o644, OURS, to_write=rng.random() < 0.5)
+                    m.close(handle)
+                case 1:
+                    await m.link(await e.overlay.look_up(parent, name), to, new_name)
+                case 2:
+                    await m.unlink(parent, name)
+                case 3:
+                    await m.rename(parent, name, to, new_name, rng.choice((0, 0, RENAME_EXCHANGE)))
+                case 4:
+                    await m.set_attributes(
+                        await e.overlay.look_up(parent, name), NewAttributes(mtime_ns=rng.randrange(9))
+                    )
+                case _:
+                    await e.overlay.look_up(parent, name)
+
+        for _ in range(120):
+            try:
+                await change()
+            except OSError as error:
+                assert error.errno in (errno.ENOENT, errno.EEXIST), error
+            for folder in folders:
+                for entry in source.entries(folder.path):
+                    if entry.attributes.is_file:
+                        node = known.setdefault(
+                            entry.attributes.file.inode, await e.overlay.look_up(folder, entry.name)
+                        )
+                        assert node is e.overlay.nodes.current(entry.attributes.file) and not node.stale
+                        assert await e.overlay.attributes(node) == entry.attributes
+                        assert source.stat(node.path).file == node.file
+        assert e.counters.errors.stale == 0 and len(known) > 2

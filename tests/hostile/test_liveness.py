@@ -202,7 +202,7 @@ def test_an_exception_in_each_task(tree: Path, store: Path, kind: str, places: l
     names = [f"f{i}" for i in range(5)]
     fresh = [f"fresh{i}" for i in range(len(places))]
     expected = model(tree, *names, *fresh, ranges=3)
-    options = ("settle=0", "attr_timeout=0")
+    options = ("settle=0", "attr_timeout=0", "policy=lru")  # which lets everybody in
     with Planted(tree, store=store, store_size="2M", options=options, check_books=False) as m:
         read_all(m, {names[-1]: expected[names[-1]]})
         for name, place in zip(fresh, places, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.hostile.operator import run
+from tests.hostile.random_operator import run
 
 pytestmark = [pytest.mark.mount, pytest.mark.slow]
 

@@ -1,4 +1,4 @@
-"""One file of a mount, used in every way at random: `python -m tests.hostile.operator`.
+"""One file of a mount, used in every way at random: `python -m tests.hostile.random_operator`.
 
 Read, written and mapped, past the page cache and through it, cut and made longer, renamed, while the store is too small
 for it and another model is read besides, so that its ranges come, go and are stamped all the time. Every read is
