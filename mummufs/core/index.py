@@ -52,7 +52,8 @@ class _Entry:
     state: State
     charge: int
     version: Version
-    rating: Rating
+    rating: Rating | None
+    """None of a range that was restored and not touched since: half a million of them take much memory."""
 
 
 class CacheIndex:
@@ -63,6 +64,7 @@ class CacheIndex:
         self.headroom_bytes = page_floor(min(HEADROOM_BYTES_MAX, int(HEADROOM_SHARE * budget_bytes)))
         self._ratings = Ratings(policy)
         self._entries: dict[RangeKey, _Entry] = {}
+        self._untouched: list[_Entry] = []  # those without a rating, and some that have got one since
         self._pins: set[RangeKey] = set()
         self._used = 0
         self._evicting_bytes = 0
@@ -109,7 +111,7 @@ class CacheIndex:
         if entry is None:
             self._ratings.touch_absent(key, size, hit=hit)
         else:
-            self._ratings.touch(entry.rating, size, hit=hit)
+            self._ratings.touch(self._rate(entry), size, hit=hit)
 
     def join(self, file: FileId, pack: bytes) -> None:
         """A file belongs to this pack: its ranges are weighed against one another. It may be repeated."""
@@ -154,8 +156,8 @@ class CacheIndex:
         missing = charge + self._used + self._filling_bytes - self._evicting_bytes - room
         victims = list(stale)
         if missing > 0:
-            rating = self._ratings.find(key) if entry is None else entry.rating
-            for victim in self._ratings.coldest():
+            rating = self._rating_of(key)
+            for victim in self._coldest():
                 if missing <= 0 or len(victims) >= VICTIMS_MAX:
                     break
                 if victim.key == key:
@@ -195,9 +197,11 @@ class CacheIndex:
         if key in self._entries:
             return False
         state = self._next(key, Event.RESTORE)
-        entry = self._enter(_Entry(key, state, charge, version, self._ratings.take(key)))
+        entry = self._enter(_Entry(key, state, charge, version, None))
         self._used += charge
-        self._enlist(entry)
+        self._untouched.append(entry)
+        if key in self._pins or self._ratings.remembers(key):
+            self._rate(entry)
         return True
 
     def restamp(self, key: RangeKey, version: Version) -> None:
@@ -220,7 +224,7 @@ class CacheIndex:
         victims: list[RangeKey] = []
         if missing <= 0:
             return ()
-        for victim in self._ratings.coldest():
+        for victim in self._coldest():
             if missing <= 0 or len(victims) >= VICTIMS_MAX:
                 break
             victims.append(victim.key)
@@ -231,7 +235,7 @@ class CacheIndex:
         """From now on no read is planned from this range; its bytes stay counted. Returns them."""
         entry = self._entries.get(key)
         if entry is not None and entry.state is State.RESIDENT:
-            self._ratings.delist(entry.rating)
+            self._ratings.delist(self._rate(entry))
         entry = self._move(key, Event.BEGIN_EVICT)
         self._pinned_bytes -= entry.charge * (key in self._pins)
         self._evicting_bytes += entry.charge
@@ -271,7 +275,7 @@ class CacheIndex:
         entry = self._entries.get(key)
         if entry is not None and entry.state is not State.EVICTING:
             self._pinned_bytes += entry.charge
-            self._ratings.delist(entry.rating)
+            self._ratings.delist(self._rate(entry))
 
     def unpin(self, key: RangeKey) -> None:
         """The range is like any other again."""
@@ -303,7 +307,7 @@ class CacheIndex:
         if entry is None:
             self._ratings.recall_absent(record)
         else:
-            self._ratings.recall(entry.rating, record)
+            self._ratings.recall(self._rate(entry), record)
 
     def packs(self) -> list[PackRecord]:
         """The packs. O(files)."""
@@ -317,7 +321,7 @@ class CacheIndex:
 
     def resident_keys(self) -> Iterator[RangeKey]:
         """The resident ranges: those that may be evicted, coldest first, and then the pinned ones."""
-        yield from (rating.key for rating in self._ratings.coldest())
+        yield from (rating.key for rating in self._coldest())
         yield from (key for key in sorted(self._pins) if self.state(key) is State.RESIDENT)
 
     def heat(self, key: RangeKey) -> float:
@@ -342,11 +346,25 @@ class CacheIndex:
 
     def _rating_of(self, key: RangeKey) -> Rating:
         entry = self._entries.get(key)
-        return self._ratings.find(key) if entry is None else entry.rating
+        return self._ratings.find(key) if entry is None or entry.rating is None else entry.rating
+
+    def _rate(self, entry: _Entry) -> Rating:
+        """The rating of a range. One that has none gets it, and its place among those that may be victims."""
+        if entry.rating is None:
+            entry.rating = self._ratings.take(entry.key)
+            self._enlist(entry)
+        return entry.rating
+
+    def _coldest(self) -> Iterator[Rating]:
+        """Those that may be victims, coldest first: what was restored and never touched goes first."""
+        while self._untouched and self._untouched[-1].rating is not None:
+            self._untouched.pop()
+        untouched = (self._ratings.find(e.key) for e in reversed(self._untouched) if e.rating is None)
+        return chain(untouched, self._ratings.coldest())
 
     def _enlist(self, entry: _Entry) -> None:
         if entry.key not in self._pins:
-            self._ratings.enlist(entry.rating)
+            self._ratings.enlist(self._rate(entry))
 
     def _enter(self, entry: _Entry) -> _Entry:
         self._entries[entry.key] = entry
@@ -372,7 +390,7 @@ class CacheIndex:
 
     def _forget(self, entry: _Entry) -> None:
         del self._entries[entry.key]
-        self._ratings.leave(entry.rating)
+        self._ratings.leave(self._rate(entry))
 
     def _check(self) -> None:
         """Assert every invariant. O(n log n): for tests."""
@@ -387,8 +405,12 @@ class CacheIndex:
         assert self._used == charged(State.RESIDENT, State.EVICTING), "used bytes are those of what is on the store"
         assert self._evicting_bytes == charged(State.EVICTING), "evicting bytes are part of them"
         assert self._filling_bytes == charged(State.FILLING), "filling bytes are those promised to fills"
-        listed = [e.rating for e in entries if e.state is State.RESIDENT and e.key not in self._pins]
-        self._ratings._check(listed, [e.rating for e in entries if e.rating not in listed])
+        rated = [(e, e.rating) for e in entries if e.rating is not None]
+        listed = [r for e, r in rated if e.state is State.RESIDENT and e.key not in self._pins]
+        self._ratings._check(listed, [r for _, r in rated if r not in listed])
+        untouched = [e.key for e in self._untouched if e.rating is None]
+        assert sorted(untouched) == sorted(e.key for e in entries if e.rating is None), "what has no rating is known"
+        assert all(self.version(key) and key not in self._pins for key in untouched), "and may be a victim"
         pinned = [e.charge for e in entries if e.key in self._pins and e.state is not State.EVICTING]
         assert self._pinned_bytes == sum(pinned), "pinned bytes are those that stay or will stay"
         for state, count in self._counts.items():

@@ -4,10 +4,10 @@ Theory of operation. Each range that was ever touched has a `Rating`. That of a 
 it stands in its pack's sorted list. Those of absent ranges are kept as *ghosts*, so that heat outlives eviction.
 Everything else (a range that is filling, going, or pinned) has a rating that stands nowhere.
 
-A pack is named when one of its files is opened (`join`). Ranges that were rated before that, because a scan found them,
-belong to the strangers; a range goes over to its file's pack, with its heat, when it is next touched or listed. So no
-call has to walk the ranges of a file. What nobody touches stays with the strangers, who are read by nobody, and goes
-first.
+A pack is named when one of its files is opened (`join`). Ranges that were rated before that, because their heat was
+recalled, belong to the strangers; a range goes over to its file's pack, with its heat, when it is next touched or
+listed. So no call has to walk the ranges of a file. What a scan has found and nobody touches has no rating at all: the
+index has those go first, the one found last before the others.
 
 The coldest of all are found by merging the packs' lists: O(packs) for the first, O(log packs) for each that follows.
 """
@@ -197,6 +197,10 @@ class Ratings:
     def take(self, key: RangeKey) -> Rating:
         """The rating of a range that is absent no longer."""
         return self._ghosts.pop(key, None) or Rating(key, self._pack_of(key))
+
+    def remembers(self, key: RangeKey) -> bool:
+        """Whether the heat of an absent range is known."""
+        return key in self._ghosts
 
     def leave(self, rating: Rating) -> None:
         """A range is absent again: its rating becomes a ghost."""

@@ -75,6 +75,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.packs = {name: Pack(name, SortedKeyList()) for name in (STRANGERS, *PACKS)}
         self.files: dict[FileId, Pack] = {}
         self.uses: dict[RangeKey, _Use] = {}
+        self.untouched: list[RangeKey] = []  # since they were restored
         self.pins: set[RangeKey] = set()
         self.overhead = 0
         self.touches = 0
@@ -113,7 +114,13 @@ class IndexMachine(RuleBasedStateMachine):
             use = self.use(key)
             return self.policy.score(use.pack, use.date), use.date, use.seq, key
 
-        return sorted(resident, key=place)
+        touched = [key for key in resident if key not in self.untouched]
+        return [*reversed(self.untouched), *sorted(touched, key=place)]
+
+    def touched(self, key: RangeKey) -> None:
+        """It is not any more as it was restored."""
+        if key in self.untouched:
+            self.untouched.remove(key)
 
     def admitted(self, key: RangeKey, victim: RangeKey) -> bool:
         """As if the pass that is under way were over."""
@@ -200,6 +207,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.touch(key, size, hit=hit)
         if size == 0:
             return
+        self.touched(key)
         use, weight = self.settle(key), min(1.0, size / key.size)
         if not use.part:
             soon = self.read_bytes - use.read_at <= self.policy.again_bytes
@@ -221,12 +229,15 @@ class IndexMachine(RuleBasedStateMachine):
         was, known = key in self.pins, self.known.get(key)
         (self.index.pin if pinned else self.index.unpin)(key)
         (self.pins.add if pinned else self.pins.discard)(key)
+        if pinned:
+            self.touched(key)
         if was and not pinned and known is not None and known.state is State.RESIDENT:
             self.settle(key)
 
     @rule(key=st.sampled_from(KEYS), heat=st.floats(-5, 20), seq=st.integers(0, 1000))
     def recall(self, key: RangeKey, heat: float, seq: int) -> None:
         self.index.recall(HeatRecord(key, heat, seq))
+        self.touched(key)
         use = self.settle(key)
         use.seq = use.seq or seq - (1 << 62)
         total = log2_sum(self.policy.heat(use.pack, use.date), heat)
@@ -237,6 +248,8 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.restore(key, _charge(key), version) == (key not in self.known)
         if key not in self.known:
             self.known[key] = _Known(State.RESIDENT, _charge(key), version)
+            if key not in self.uses and key not in self.pins:
+                self.untouched.append(key)
             self.uses.setdefault(key, self.use(key))
             self.list_again(key)
 
@@ -267,6 +280,7 @@ class IndexMachine(RuleBasedStateMachine):
     def begin_evict(self, key: RangeKey) -> None:
         assert self.index.begin_evict(key) == self.known[key].charge
         self.known[key].state = State.EVICTING
+        self.touched(key)
 
     @precondition(lambda self: self.in_state(State.EVICTING))
     @rule(data=st.data())
