@@ -23,11 +23,11 @@ from mummufs.engine.absent import ABSENT_ERRNOS, AbsentFile
 from mummufs.engine.catalog import Catalog
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.flight import MovedOnError
-from mummufs.engine.looks import attributes_of, entries_of, look_again, may_be_late, open_again
+from mummufs.engine.looks import attributes_of, entries_of, look_again, may_be_late, on_object, open_again, place_of
 from mummufs.engine.nodes import Node, NodeTable, refresh
 from mummufs.engine.reader import Reader
 from mummufs.engine.threads import Pools
-from mummufs.source.base import Attributes, Entry, Source, SourceFile, WritableFile
+from mummufs.source.base import Attributes, Entry, Source, SourceFile, SourceObject, WritableFile
 
 ATTRIBUTES_WAIT_S = 0.05
 """How long a look at an open file's attributes waits for the source before it is answered from memory."""
@@ -109,6 +109,8 @@ class Overlay:
 
     async def look_up(self, parent: Node, name: bytes) -> Node:
         """The node that a name in a directory stands for now."""
+        if parent.unlinked:  # at its path there may be another one by now
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         path = _join(parent.path, name)
         try:
             return await self.found(parent, name, await self._pools.metadata.run(self._source.stat, path))
@@ -119,11 +121,13 @@ class Overlay:
             return known
 
     async def found(self, parent: Node, name: bytes, attributes: Attributes) -> Node:
-        """The node of something that a look-up or a listing has found."""
-        renamed = False
-        with contextlib.suppress(FileNotFoundError):  # gone since: it was what it was
-            look = partial(self._source.stat, _join(parent.path, name))
-            attributes, renamed = await self._cleared_up(attributes, look)
+        """The node of something that a look-up or a listing has found.
+
+        Raises:
+            OSError: ENOENT where it has gone since; its number may be another file's by now.
+        """
+        look = partial(self._source.stat, _join(parent.path, name))
+        attributes, renamed = await self._cleared_up(attributes, look)
         known = self.nodes.current(attributes.file)
         before = known.version if known is not None else None
         node, replaced = self.nodes.seen(parent, name, attributes, renamed=renamed)
@@ -136,7 +140,7 @@ class Overlay:
     async def attributes(self, node: Node) -> Attributes:
         """The attributes of a node; of one whose file has changed, those of the version that it stands for."""
         file = self._files.get(node)
-        if node.stale or node.refreshing:
+        if node.stale or node.refreshing or (node.unlinked and file is None):
             return node.attributes
         if file is None:
             try:
@@ -145,8 +149,11 @@ class Overlay:
                 if not self._is_offline(error):
                     raise
             return node.attributes
+        changes = node.changes
         with trio.move_on_after(ATTRIBUTES_WAIT_S), contextlib.suppress(OSError):
-            await self.take_in(node, await self._pools.metadata.run(attributes_of, file, node), file.attributes)
+            found = await self._pools.metadata.run(attributes_of, file, node)
+            if not node.is_written or node.changes == changes:  # else a change of ours has brought newer ones
+                await self.take_in(node, found, file.attributes)
         return node.attributes
 
     async def _look_at_path(self, node: Node) -> None:
@@ -165,7 +172,9 @@ class Overlay:
             return
 
     async def entries(self, node: Node) -> list[Entry]:
-        """A directory's entries, without "." and ".."."""
+        """A directory's entries, without "." and ".."; none of one that was removed."""
+        if node.unlinked:
+            return []
         return await self._pools.metadata.run(entries_of, self._source, node.path)
 
     async def readlink(self, node: Node) -> bytes:
@@ -174,11 +183,19 @@ class Overlay:
 
     async def getxattr(self, node: Node, name: bytes) -> bytes:
         """One extended attribute, ACLs included."""
-        return await self._pools.metadata.run(self._source.getxattr, node.path, name)
+
+        def get(found: SourceObject) -> bytes:
+            return found.getxattr(name)
+
+        return await self._pools.metadata.run(on_object, self._source, self._files.get(node), place_of(node), get)
 
     async def listxattr(self, node: Node) -> list[bytes]:
         """The names of the extended attributes."""
-        return await self._pools.metadata.run(self._source.listxattr, node.path)
+
+        def get(found: SourceObject) -> list[bytes]:
+            return found.listxattr()
+
+        return await self._pools.metadata.run(on_object, self._source, self._files.get(node), place_of(node), get)
 
     async def statfs(self) -> os.statvfs_result:
         """Size and free space of the source's volume."""
