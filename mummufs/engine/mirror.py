@@ -268,8 +268,10 @@ class Mirror:
         about: list[tuple[Node | None, bytes, bytes | None]] = [(moved, old, new)]
         if other is not moved:
             about.append((other, new, old if exchange else _left_of(other, to, new_name)))
-        await self._names(about, partial(_rename, self._source, place_of(parent), name, place_of(to), new_name, flags))
-        nodes.renamed(parent, name, to, new_name, exchange=exchange)
+        call = partial(_rename, self._source, place_of(parent), name, place_of(to), new_name, flags)
+        with self._overlay.moves.moving(moved, other):
+            await self._names(about, call)
+            nodes.renamed(parent, name, to, new_name, exchange=exchange)
 
     async def sync_directory(self, node: Node, *, data_only: bool) -> None:
         """fsync(2) of a directory."""

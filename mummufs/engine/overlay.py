@@ -14,7 +14,7 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 import trio
 
@@ -24,6 +24,7 @@ from mummufs.engine.catalog import Catalog
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.flight import MovedOnError
 from mummufs.engine.looks import attributes_of, entries_of, look_again, may_be_late, on_object, open_again, place_of
+from mummufs.engine.moves import Moves
 from mummufs.engine.nodes import Node, NodeTable, refresh
 from mummufs.engine.reader import Reader
 from mummufs.engine.threads import Pools
@@ -37,6 +38,7 @@ READS_MAX = 16
 log = logging.getLogger(__name__)
 
 Args = TypeVarTuple("Args")
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
@@ -80,6 +82,8 @@ class Overlay:
         self._evictor = evictor
         self._files: dict[Node, SourceFile] = {}
         self._nodes: NodeTable | None = None
+        self.moves = Moves()
+        """Renames of directories through the mount."""
         self._nursery: trio.Nursery | None = None
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -111,9 +115,9 @@ class Overlay:
         """The node that a name in a directory stands for now."""
         if parent.unlinked:  # at its path there may be another one by now
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        path = _join(parent.path, name)
         try:
-            return await self.found(parent, name, await self._pools.metadata.run(self._source.stat, path))
+            found = await self._look(parent, lambda path: self._source.stat(_join(path, name)))
+            return await self.found(parent, name, found)
         except OSError as error:
             known = self.nodes.child(parent, name)
             if known is None or not self._is_offline(error):
@@ -159,27 +163,30 @@ class Overlay:
     async def _look_at_path(self, node: Node) -> None:
         """Take in the attributes of what is not open, under another of its names where the first is gone."""
         while True:
-            look = partial(self._source.stat, node.path)
             try:
-                found = await self._pools.metadata.run(look)
+                found = await self._look(node, self._source.stat)
             except FileNotFoundError:
                 if not self.nodes.other_name(node):
                     raise
                 continue
             if found.file != node.file and self.nodes.other_name(node):
                 continue
-            await self.take_in(node, found, look)
+            await self.take_in(node, found, lambda: self._source.stat(node.path))
             return
+
+    async def _look(self, node: Node, look: Callable[[bytes], Result]) -> Result:
+        """What a look at the path of a node finds."""
+        return await self.moves.look(node, lambda: self._pools.metadata.run(look, node.path))
 
     async def entries(self, node: Node) -> list[Entry]:
         """A directory's entries, without "." and ".."; none of one that was removed."""
         if node.unlinked:
             return []
-        return await self._pools.metadata.run(entries_of, self._source, node.path)
+        return await self._look(node, partial(entries_of, self._source))
 
     async def readlink(self, node: Node) -> bytes:
         """What a symlink says."""
-        return await self._pools.metadata.run(self._source.readlink, node.path)
+        return await self._look(node, self._source.readlink)
 
     async def getxattr(self, node: Node, name: bytes) -> bytes:
         """One extended attribute, ACLs included."""
@@ -226,7 +233,8 @@ class Overlay:
         known = self._files.get(node)
         file: SourceFile
         try:
-            file, attributes, written = await self._pools.metadata.run(open_again, self._source, node.path, known)
+            look = partial(open_again, self._source, known=known)
+            file, attributes, written = await self._look(node, look)
         except OSError as error:
             if not self._is_offline(error):
                 raise
