@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import sys
 from typing import IO, Any
 
 import click
 
 import mummufs
-from mummufs.commands.install_helper import install_helper
-from mummufs.commands.mount import mount
 from mummufs.commands.output import printable
-from mummufs.commands.pin import evict, pin, unpin
-from mummufs.commands.profile import profile
-from mummufs.commands.ranges import ranges
-from mummufs.commands.residency import residency
-from mummufs.commands.simulate import simulate
-from mummufs.commands.status import status
-from mummufs.commands.trace import trace
-from mummufs.commands.umount import umount
-from mummufs.commands.verify import verify
-from mummufs.commands.warm import warm
 from mummufs.core.errors import MummufsError, UsageError
+
+if sys.platform == "win32":
+    from mummufs.commands.windows import mount, status, umount
+
+    COMMANDS = (mount, umount, status)
+else:
+    from mummufs.commands.install_helper import install_helper
+    from mummufs.commands.mount import mount
+    from mummufs.commands.pin import evict, pin, unpin
+    from mummufs.commands.profile import profile
+    from mummufs.commands.ranges import ranges
+    from mummufs.commands.residency import residency
+    from mummufs.commands.simulate import simulate
+    from mummufs.commands.status import status
+    from mummufs.commands.trace import trace
+    from mummufs.commands.umount import umount
+    from mummufs.commands.verify import verify
+    from mummufs.commands.warm import warm
+
+    COMMANDS = (
+        *(mount, umount, status, ranges, verify, warm, pin, unpin, evict, residency, profile, trace, simulate),
+        install_helper,
+    )
 
 
 class Failure(click.ClickException):
@@ -65,9 +77,8 @@ def cli() -> None:
     """Serve a model on a slow volume from the NVMe, range by range."""
 
 
-for command in (mount, umount, status, ranges, verify, warm, pin, unpin, evict, residency, profile, trace, simulate):
+for command in COMMANDS:
     cli.add_command(command)
-cli.add_command(install_helper)
 
 
 def main() -> None:

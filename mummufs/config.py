@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Literal, Protocol, TypeGuard
 
+from mummufs import paths
 from mummufs.core.errors import UsageError
 from mummufs.options import ParsedOptions, parse_options, quote_option
-from mummufs.paths import check_places, existing_file, source_directory, usable_mountpoint, writable_place
 from mummufs.units import gib, parse_count, parse_duration, parse_gib, parse_size
 
-Policy = Literal["hotness", "lru", "lfu"]
+Policy = Literal["hotness", "lru", "lfu", "decay"]
 Verify = Literal["first", "always"]
 
 STORE_ENV = "MUMMU_DISK_CACHE_DIR"
@@ -63,6 +63,7 @@ LOG_LEVEL_DEFAULT = "info"
 LANE = ("auto", "on", "off")
 IO = ("auto", "cached", "direct")
 SWITCH = ("on", "off")
+PREFETCH = ("off", "order")
 
 UNBUFFERED_ENV = "MUMMUFS_UNBUFFERED"
 """1 makes every read go past the page cache, 0 none, whatever `io` says. Empty means unset."""
@@ -72,12 +73,26 @@ OWN_ENVIRONMENT = (STORE_ENV, STORE_GB_ENV, UNBUFFERED_ENV)
 
 VERIFY: dict[str, Verify] = {"first": "first", "always": "always"}
 
-POLICIES: tuple[Policy, ...] = ("hotness", "lru", "lfu")
+POLICIES: tuple[Policy, ...] = ("hotness", "lru", "lfu", "decay")
 
 WRITE_BUDGET_BYTES_MIN = 1 << 20
 """A smaller allowance of writes per day is taken for a forgotten unit."""
 
 PASS_THROUGH_NOTE = "no store directory: pass-through, nothing is cached (give --store DIR)"  # noqa: S105 - no password
+
+
+class Places(Protocol):
+    """The checks of the paths that a mount is made of. See `paths`."""
+
+    def source_directory(self, text: str, /) -> Path: ...
+
+    def usable_mountpoint(self, text: str, /) -> Path: ...
+
+    def writable_place(self, what: str, text: str, /, *, directory: bool) -> Path: ...
+
+    def existing_file(self, what: str, text: str, /) -> Path: ...
+
+    def check_places(self, source: Path, mountpoint: Path, store: Path | None, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -105,6 +120,8 @@ class MountConfig:
         lane: whether threads of our own serve hits in front of libfuse: auto, on (or the mount fails), off.
         direct: files are read past the kernel's page cache.
         push: store the rest of a window into the page cache when a mapping walks through it.
+        prefetch: what is fetched before it is asked for: nothing (off), or what follows while a model is read in the
+            order of its manifest (order). Nothing where `direct`.
         passthrough: have the kernel read files without ranges by itself. Off unless asked for: an open handle then
             sees a rewrite in place, as in the source, where it would otherwise see one version or ESTALE.
         ram_budget_bytes: memory that the engine takes for itself, for io=auto.
@@ -138,6 +155,7 @@ class MountConfig:
     lane: str = "auto"
     direct: bool = False
     push: bool = True
+    prefetch: str = PREFETCH[0]
     passthrough: bool = False
     ram_budget_bytes: int = 0
     manifest: Path | None = None
@@ -159,6 +177,7 @@ def build(
     overrides: Mapping[str, str | None] | None = None,
     foreground: bool = False,
     sloppy: bool = False,
+    places: Places = paths,
 ) -> MountConfig:
     """Check everything that a mount needs and give its settings. Nothing is created or mounted.
 
@@ -170,17 +189,18 @@ def build(
         overrides: option -> text of the long options, which win over `options`; None for one not given.
         foreground: see `MountConfig`.
         sloppy: unknown options are warnings.
+        places: what checks the paths; Windows has checks of its own.
 
     Raises:
         UsageError: a sentence that says what is wrong and what to do.
     """
     parsed = parse_options(options, sloppy=sloppy)
     values = _merged(parsed, overrides or {})
-    source_path = source_directory(source)
-    mountpoint_path = usable_mountpoint(mountpoint)
+    source_path = places.source_directory(source)
+    mountpoint_path = places.usable_mountpoint(mountpoint)
     store_text = values.get("store") or environ.get(STORE_ENV) or None
-    store_dir = writable_place("the store", store_text, directory=True) if store_text else None
-    check_places(source_path, mountpoint_path, store_dir)
+    store_dir = places.writable_place("the store", store_text, directory=True) if store_text else None
+    places.check_places(source_path, mountpoint_path, store_dir)
     return MountConfig(
         source=source_path,
         mountpoint=mountpoint_path,
@@ -202,10 +222,13 @@ def build(
         lane=_one_of("lane", values, LANE),
         direct=_direct(values, environ),
         push=_one_of("push", values, SWITCH) == "on",
+        prefetch=_one_of("prefetch", values, PREFETCH),
         passthrough=_one_of("passthrough", values, SWITCH[::-1]) == "on",
         ram_budget_bytes=_size(values, "ram_budget") or 0,
-        manifest=existing_file("the manifest", values["manifest"]) if "manifest" in values else None,
-        log_file=writable_place("the log file", values["log_file"], directory=False) if "log_file" in values else None,
+        manifest=places.existing_file("the manifest", values["manifest"]) if "manifest" in values else None,
+        log_file=(
+            places.writable_place("the log file", values["log_file"], directory=False) if "log_file" in values else None
+        ),
         log_level=_log_level(values),
         fsname=values.get("fsname", source),
         mount_flags=parsed.mount_flags,
@@ -233,6 +256,7 @@ def daemon_arguments(config: MountConfig) -> list[str]:
         "lane": config.lane,
         "io": "direct" if config.direct else "cached",
         "push": _switch(config.push),
+        "prefetch": config.prefetch,
         "passthrough": _switch(config.passthrough),
         "ram_budget": config.ram_budget_bytes,
         "manifest": config.manifest,

@@ -66,7 +66,7 @@ def sockets() -> list[Path]:
     return found
 
 
-def request(mountpoint: Path, op: str, timeout_s: float = TIMEOUT_S, **args: object) -> Answer:
+def request(mountpoint: Path, op: str, /, timeout_s: float = TIMEOUT_S, **args: object) -> Answer:
     """Ask the daemon of the mount at this absolute path.
 
     Raises:
@@ -83,7 +83,7 @@ def request(mountpoint: Path, op: str, timeout_s: float = TIMEOUT_S, **args: obj
         ) from None
 
 
-def request_socket(path: Path, op: str, timeout_s: float = TIMEOUT_S, **args: object) -> Answer:
+def request_socket(path: Path, op: str, /, timeout_s: float = TIMEOUT_S, **args: object) -> Answer:
     """Ask the daemon that has this socket.
 
     Raises:

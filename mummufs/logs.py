@@ -55,7 +55,8 @@ class LogFile(logging.Handler):
             OSError: it cannot be opened.
         """
         super().__init__()
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        self._fd = os.open(path, flags, 0o600)
         self.lost = 0
         self.error: OSError | None = None
         self.setFormatter(logging.Formatter(_FORMAT))

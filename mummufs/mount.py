@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import gc
 import logging
 import os
 import resource
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import trio
 
-from mummufs import logs, storecontrol
+from mummufs import collector, logs, storecontrol
 from mummufs.backends.fuse import tuning
 from mummufs.backends.fuse.changes import MirrorOperations
 from mummufs.backends.fuse.front import LaneOptions
@@ -54,8 +53,12 @@ RESERVE_SHARE = 0.05
 """The store's file system keeps this share free, but no more than RESERVE_BYTES_MAX, unless an option says else."""
 TABLES_SHARE = 8
 """One in so many bytes of the budget may go to range tables."""
+DESCRIPTORS_RESERVED = 56
+"""Descriptors of the process that are for neither range files nor files of the source: the lane, its pipes, and what is
+open for one call."""
 OPEN_SHARE = 4
-"""One in so many of the process's descriptors may be a range file that is kept open."""
+"""One in so many of the others may be a range file that is kept open, and has two."""
+OPEN_MIN, FILES_MIN = 8, 8
 MASKED_ENV = "MUMMUFS_TEST_INIT_MASK"
 """For tests: bits to take out of what the kernel offers, in hexadecimal, so that it looks like an older one."""
 HEAT_SAVE_ENV = "MUMMUFS_TEST_HEAT_SAVE_S"
@@ -112,8 +115,7 @@ def run(config: MountConfig, ready: Ready, *, background: bool = False) -> int:
         with _claimed(config.mountpoint):
             session.mount()
         stack.callback(session.close)
-        gc.collect()
-        gc.freeze()
+        collector.tame()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         ignore_broken_leases()
         # After a vfork every thread waits for the child's exec; and before that the child closes files of the store and
@@ -308,7 +310,8 @@ def _service_options(config: MountConfig, source_reads: int, store: RangeStore |
     reserve = config.store_reserve_bytes
     if reserve is None and config.store_dir is not None:
         reserve = int(min(RESERVE_BYTES_MAX, RealOs(config.store_dir).total_bytes() * RESERVE_SHARE))
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    left = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_RESERVED
+    open_max = max(OPEN_MIN, min(OPEN_MAX, left // OPEN_SHARE))
     return ServiceOptions(
         source_reads=source_reads,
         budget_bytes=config.store_bytes if store is not None else 0,
@@ -319,10 +322,12 @@ def _service_options(config: MountConfig, source_reads: int, store: RangeStore |
         source_timeout_s=config.source_timeout_s,
         offline_reads=config.offline_reads,
         verify_always=config.verify == "always",
-        open_max=max(8, min(OPEN_MAX, soft // OPEN_SHARE)),
+        open_max=open_max,
+        files_max=max(FILES_MIN, left - 2 * open_max),
         read_around=spins(os.fspath(config.source)),
         write_budget_bytes=config.write_budget_bytes,
         heat_save_s=float(os.environ.get(HEAT_SAVE_ENV, SAVE_S)),
+        prefetch=config.prefetch == "order" and not config.direct,
     )
 
 

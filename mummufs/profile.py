@@ -33,6 +33,7 @@ SIZE_MAX = (1 << 63) - 1
 HEAT_MAX = 64.0
 """Heat is no larger than this: 2^64 reads within a half-life are somebody's joke."""
 _SHOWN_CHARS = 60
+_BEGINS = b'{"mummufs_profile":'
 
 
 class ProfileRange(NamedTuple):
@@ -67,6 +68,16 @@ def read_profile(path: Path) -> list[ProfileRange]:
         return parse_profile(data)
     except MummufsError as error:
         raise MummufsError(f"'{path}' is no profile that can be used: {error}") from None
+
+
+def is_profile(path: Path) -> bool:
+    """Whether a file begins like one, of whatever version.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(len(_BEGINS)) == _BEGINS
 
 
 def parse_profile(data: bytes) -> list[ProfileRange]:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mummufs import __version__
-from mummufs.backends.fuse.front import Front
-from mummufs.backends.fuse.operations import Operations
-from mummufs.backends.fuse.session import MAX_TASKS
-from mummufs.backends.fuse.tuning import Tuned
 from mummufs.config import MountConfig
 from mummufs.engine.heatkeeper import HeatKeeper
 from mummufs.engine.scrub import Scrub
@@ -18,6 +14,11 @@ from mummufs.engine.service import Service
 from mummufs.engine.tracing import Tracing
 from mummufs.store.written import Purpose
 from mummufs.storecontrol import placement_status
+
+if TYPE_CHECKING:  # not on Windows
+    from mummufs.backends.fuse.front import Front
+    from mummufs.backends.fuse.operations import Operations
+    from mummufs.backends.fuse.tuning import Tuned
 
 SCHEMA = 1
 
@@ -31,15 +32,12 @@ def status(
     uptime_s: float,
 ) -> dict[str, Any]:
     """The status of a running mount: bytes, counts since it was mounted, and gauges."""
+    from mummufs.backends.fuse.session import MAX_TASKS
+
     if front is not None:
         front.report()  # what the lane has served up to now is in the counters
-    counters = service.counters
     return {
-        "schema": SCHEMA,
-        "version": __version__,
-        "pid": os.getpid(),
-        "uptime_s": round(uptime_s, 3),
-        "options": _options(config, service),
+        **common(config, service, uptime_s, operations.open_handles, len(operations.inodes)),
         "backend": {
             "lane": "off" if front is None else "on",
             "io": "direct" if config.direct else "cached",
@@ -48,6 +46,19 @@ def status(
             "max_tasks": MAX_TASKS,
             "read_ahead_bytes": tuned.read_ahead_bytes,
         },
+        "lane": None if front is None else _lane(front, operations),
+    }
+
+
+def common(config: MountConfig, service: Service, uptime_s: float, open_handles: int, inodes: int) -> dict[str, Any]:
+    """What every backend's status has."""
+    counters = service.counters
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "pid": os.getpid(),
+        "uptime_s": round(uptime_s, 3),
+        "options": _options(config, service),
         "mountpoint": os.fspath(config.mountpoint),
         "source": os.fspath(config.source),
         "state": _state(service),
@@ -59,12 +70,12 @@ def status(
         "heat": None if service.heat is None else _heat(service.heat),
         "source_reads": asdict(counters.source_reads),
         "source_writes": asdict(counters.source_writes),
+        "prefetch": _prefetch(service),
         "errors": asdict(counters.errors),
         "trace": None if service.cache is None else _trace(service.cache.tracing),
         **placement_status(service.placement),
         "scrub": None if service.scrub is None else scrub_status(service.scrub),
-        "lane": None if front is None else _lane(front, operations),
-        "gauges": _gauges(service, operations),
+        "gauges": _gauges(service, open_handles, inodes),
     }
 
 
@@ -123,6 +134,7 @@ def _options(config: MountConfig, service: Service) -> dict[str, Any]:
         "policy": config.policy,
         "write_budget_bytes_per_day": config.write_budget_bytes or None,
         "source_timeout_s": config.source_timeout_s,
+        "prefetch": "off" if service.cache is None or service.cache.prefetch is None else "order",
         "offline_reads": config.offline_reads,
         "verify": config.verify,
         "manifest": None if config.manifest is None else os.fspath(config.manifest),
@@ -171,6 +183,11 @@ def _wear(service: Service) -> dict[str, Any] | None:
     }
 
 
+def _prefetch(service: Service) -> dict[str, Any] | None:
+    """What was fetched ahead of readers: fetched = used + wasted + unread. None where nothing is."""
+    return None if service.cache is None or service.cache.prefetch is None else service.cache.prefetch.statistics()
+
+
 def _heat(heat: HeatKeeper) -> dict[str, Any]:
     """What is remembered for the next mount, and what of the last one."""
     return {
@@ -183,19 +200,20 @@ def _heat(heat: HeatKeeper) -> dict[str, Any]:
     }
 
 
-def _gauges(service: Service, operations: Operations) -> dict[str, Any]:
+def _gauges(service: Service, open_handles: int, inodes: int) -> dict[str, Any]:
     """Every queue, buffer and pool: what it holds now, and where it is kept the most it has held."""
     gauges: dict[str, Any] = {
         "reads_in_flight": service.reader.reads_in_flight,
         "reads_in_flight_bytes": service.reader.bytes_in_flight,
-        "open_handles": operations.open_handles,
+        "open_handles": open_handles,
         "open_files": service.overlay.open_files,
         "writes_in_flight_bytes": service.mirror.bytes_in_flight,
         "writes_in_flight_bytes_max": service.mirror.bytes_in_flight_max,
         "files_written": service.writes.written,
         "files_settling": service.writes.settling,
         "nodes": len(service.overlay.nodes),
-        "inodes": len(operations.inodes),
+        "inodes": inodes,
+        "tasks": service.tasks,
     }
     for name, pool in vars(service.pools).items():
         gauges[f"{name}_waiting"] = pool.waiting

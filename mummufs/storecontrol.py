@@ -23,9 +23,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import count
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from mummufs.control import Answer, Handler
 from mummufs.core.errors import MummufsError
 from mummufs.engine.jobs import Job, JobState
 from mummufs.engine.pins import PINNED_SHARE_MAX, PinChange, TooMuchPinnedError
@@ -34,6 +33,9 @@ from mummufs.engine.selection import ALL
 from mummufs.engine.warmprogress import Tally, Target, WarmProgress
 from mummufs.store.pins import PATTERN_CHARS_MAX
 from mummufs.units import format_size
+
+if TYPE_CHECKING:  # there are no such sockets on Windows, whose status wants this module too
+    from mummufs.control import Answer, Handler
 
 PATHS_MAX = 256
 """Paths and patterns of one request."""

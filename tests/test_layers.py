@@ -24,7 +24,8 @@ CORE_MAY_IMPORT = frozenset(
 L1 = frozenset({"manifests", "source", "store"})
 BELOW = {
     "core": frozenset({"core"}),
-    **{package: frozenset({"core", package}) for package in L1},
+    "win32": frozenset({"core", "win32"}),
+    **{package: frozenset({"core", "win32", package}) for package in L1},
     "engine": L1 | {"core", "engine"},
     "backends": L1 | {"core", "engine", "backends"},
 }
@@ -37,11 +38,11 @@ THIRD_PARTY = {
 }
 
 ONLY_IN = {
-    "trio": ("engine/", "backends/", "control.py", "mount.py"),
+    "trio": ("engine/", "backends/", "control.py", "mount.py", "pipes.py", "winmount.py"),
     "pyfuse3": ("backends/fuse/",),
-    "winfspy": ("backends/winfsp/", "backends/winfsp.py"),
+    "cffi": ("backends/winfsp/",),
 }
-PLATFORM_ONLY_IN = ("store/osfs.py", "source/", "mount.py", "control.py")
+PLATFORM_ONLY_IN = ("win32/", "backends/winfsp/", "store/osfs.py", "source/", "mount.py", "control.py", "cli.py")
 
 
 def violations(path: str, text: str) -> list[str]:
@@ -166,11 +167,12 @@ PLANTED = [
     ("engine/reader.py", "from mummufs.config import Config"),
     ("engine/reader.py", "import pyfuse3"),
     ("backends/fuse/session.py", "def f():\n    from mummufs.mount import run"),
-    ("backends/fuse/session.py", "import winfspy"),
+    ("backends/fuse/session.py", "import cffi"),
+    ("win32/api.py", "from mummufs.source import base"),
     ("backends/winfsp/session.py", "import pyfuse3"),
     ("backends/__init__.py", "import pyfuse3"),
     ("mount.py", "import pyfuse3"),
-    ("mount.py", "import winfspy"),
+    ("mount.py", "import cffi"),
     ("cli.py", "import trio"),
     ("commands/mount.py", "import trio.lowlevel"),
     ("store/rangestore.py", "import sys\nif sys.platform == 'win32':\n    pass"),
@@ -200,7 +202,9 @@ def test_a_planted_violation_is_found(path: str, text: str) -> None:
         ("source/tree.py", "import sys\nsys.platform\nfrom mummufs.source import base"),
         ("engine/reader.py", "import trio\nfrom mummufs.manifests import registry\nimport sys\nsys.byteorder"),
         ("backends/fuse/session.py", "import trio\nimport pyfuse3\nfrom mummufs.engine import overlay"),
-        ("backends/winfsp/session.py", "import winfspy"),
+        ("backends/winfsp/session.py", "import cffi"),
+        ("source/windows.py", "from mummufs.win32 import api"),
+        ("win32/calls.py", "import sys\nsys.platform"),
         ("mount.py", "import sys\nimport trio\nfrom mummufs.backends.fuse import session\nsys.platform"),
         ("commands/mount.py", "import click\nfrom mummufs.store.lock import StoreLock"),
         ("cli.py", "x = 1\n" * FILE_LINES_MAX),

@@ -6,6 +6,7 @@ here, in the source itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -14,11 +15,11 @@ from typing import Any, NamedTuple
 
 import click
 
-from mummufs.commands.output import print_json, print_table
+from mummufs.commands.output import print_json, print_table, printable
 from mummufs.commands.ranges import read_table
-from mummufs.core.errors import MummufsError
+from mummufs.core.errors import MummufsError, UsageError
 from mummufs.core.ranges import FileId
-from mummufs.profile import ProfileRange, profile_lines, read_profile
+from mummufs.profile import ProfileRange, is_profile, profile_lines, read_profile
 from mummufs.source.find import find_files
 from mummufs.source.tree import TreeSource
 from mummufs.unmount import mummufs_mount, resolved
@@ -56,6 +57,7 @@ def save(mountpoint: str, file: str) -> None:
     """Write the heat of the mount at MOUNTPOINT, range by range, to FILE."""
     from mummufs import control
 
+    target = _target(file)
     mount = _mount(mountpoint)
     heat: dict[FileId, list[tuple[int, int, float]]] = {}
     answer: dict[str, Any] = {"walk": None, "more": True}
@@ -64,8 +66,9 @@ def save(mountpoint: str, file: str) -> None:
         for filesystem, inode, offset, size, warmth in answer["ranges"]:
             heat.setdefault(FileId(filesystem, inode), []).append((offset, size, warmth))
     ranges = list(_profile(mount.source, _paths(mount, list(heat)), heat))
-    _write(Path(file), b"".join(profile_lines(ranges)))
-    click.echo(f"the heat of {len(ranges)} ranges of {len({r.path for r in ranges})} files is in {file}")
+    _write(target, b"".join(profile_lines(ranges)))
+    files = len({r.path for r in ranges})
+    click.echo(f"the heat of {len(ranges)} ranges of {files} files is in {printable(file)}")
     left_out = sum(map(len, heat.values())) - len(ranges)
     if left_out:
         click.echo(f"{left_out} ranges were left out: their files are not in the source any more", err=True)
@@ -177,14 +180,35 @@ def _fitting(
     return fitting, "its ranges lie otherwise"
 
 
+def _target(text: str) -> Path:
+    """Where to write. Only a profile is replaced: yesterday's by today's, and nothing else by mistake.
+
+    Raises:
+        UsageError: it is no name for a file, or something else is there.
+    """
+    path = Path(text)
+    if not path.name or "\0" in text:
+        raise UsageError(f"'{text}' is no name for a file")
+    try:
+        replaceable = path.is_file() and (path.stat().st_size == 0 or is_profile(path))
+        free = replaceable or not os.path.lexists(path)
+    except OSError as error:
+        raise UsageError(f"the profile '{path}' cannot be written: {error.strerror}") from None
+    if not free:
+        raise UsageError(f"'{path}' is there and is no profile: name another file")
+    return Path(os.path.realpath(path))
+
+
 def _write(path: Path, data: bytes) -> None:
     """Write a file whole or not at all."""
-    beside = path.with_name(path.name + ".part")
+    beside = path.with_name(f".mummufs-{os.getpid()}.part")
     try:
-        beside.write_bytes(data)
+        with beside.open("xb") as file:
+            file.write(data)
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # such as: the folder cannot be written to at all
+            beside.unlink()
         raise MummufsError(f"the profile '{path}' cannot be written: {error.strerror}") from None
 
 

@@ -190,9 +190,11 @@ def _stop(ask: Callable[[], object]) -> None:
 
 @contextmanager
 def _until_signalled() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set, so that neither comes in the middle of a block."""
+    """An event that signals of an end set, so that none comes in the middle of a block; what is ignored stays so."""
     stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heard = [number for number in ends if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in heard}
     try:
         yield stop
     finally:

@@ -24,7 +24,10 @@ WINDOWS_SENT = 1024
 """Windows of a profile in one request."""
 
 REASONS = {
-    "budget": "the budget is too small: what is in the store is hotter, pinned, or asked for too",
+    "budget": (
+        "there is no room: what is in the store is pinned, asked for too, or of a model that was read in the last ten"
+        " minutes; `mummufs evict` or `unpin` what may go, or mount with a larger --store-size"
+    ),
     "write_budget": "the write budget of the day is used up",
     "settling": "their files have only just changed, or are open for writing",
     "source": "the source failed, or the file changed meanwhile",
@@ -86,7 +89,8 @@ def _watch(mountpoint: Path, job: int, *, quiet: bool) -> dict[str, Any]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("warming", total=None)
         while True:
             found = control.request(mountpoint, "warm_progress", job=job)

@@ -115,6 +115,15 @@ class CacheIndex:
         """A file belongs to this pack: its ranges are weighed against one another. It may be repeated."""
         self._ratings.join(file, pack)
 
+    @property
+    def touches(self) -> int:
+        """Touches in this mount."""
+        return self._ratings.touches
+
+    def last_touch(self, file: FileId) -> int:
+        """The number of the last touch of a range of this file's pack; 0 if there was none in this mount."""
+        return self._ratings.last_touch(file)
+
     # ------------------------------------------------------------------ filling
 
     @property
@@ -227,6 +236,14 @@ class CacheIndex:
         self._pinned_bytes -= entry.charge * (key in self._pins)
         self._evicting_bytes += entry.charge
         return entry.charge
+
+    def abort_evict(self, key: RangeKey) -> Version:
+        """Its range file could not be removed, and is as it was: reads are planned from it again. Gives its version."""
+        entry = self._move(key, Event.ABORT_EVICT)
+        self._evicting_bytes -= entry.charge
+        self._pinned_bytes += entry.charge * (key in self._pins)
+        self._enlist(entry)
+        return entry.version
 
     def finish_evict(self, key: RangeKey) -> None:
         """The range file is gone and nobody reads it any more: its bytes are free. Its heat stays."""

@@ -57,15 +57,20 @@ DECAY_BUDGETS = 4
 
 
 class Pack:
-    """The ranges that belong together (a model): their clock, their share of the traffic, and the resident in order."""
+    """The ranges that belong together (a model): their clock, their share of the traffic, and the resident in order.
 
-    __slots__ = ("activity", "hit_bytes", "name", "order")
+    Attributes:
+        touched: the number of the last touch of one of them in this mount; 0 if there was none.
+    """
+
+    __slots__ = ("activity", "hit_bytes", "name", "order", "touched")
 
     def __init__(self, name: bytes, order: SortedKeyList) -> None:
         self.name = name
         self.order = order
         self.hit_bytes = 0
         self.activity = 0.0
+        self.touched = 0
 
 
 class Policy(Protocol):
@@ -136,27 +141,29 @@ class HotnessPolicy:
     remembers = True
 
     def __init__(self, budget_bytes: int) -> None:
-        self._half_life = max(1.0, budget_bytes / TURN)
-        self._recent_half_life = max(1.0, RECENT_BUDGETS * budget_bytes)
-        self._lasting_half_life = max(1.0, LASTING_BUDGETS * budget_bytes)
-        self._activity_half_life = max(1.0, ACTIVITY_BUDGETS * budget_bytes)
+        self._recent_rate = 1.0 / max(1.0, RECENT_BUDGETS * budget_bytes)
+        self._lasting_rate = 1.0 / max(1.0, LASTING_BUDGETS * budget_bytes)
+        self._rate = (1 - LASTING_PART) * self._recent_rate + LASTING_PART * self._lasting_rate
+        self._activity_rate = 1.0 / max(1.0, ACTIVITY_BUDGETS * budget_bytes)
         self.again_bytes = AGAIN_BUDGETS * budget_bytes
         self._read_again = 0
 
     def read(self, pack: Pack, size: int, *, hit: bool, again: bool) -> None:
         if again:
             self._read_again += size
-            pack.activity = log2_sum(pack.activity, log2(size) + self._read_again / self._activity_half_life)
+            pack.activity = log2_sum(pack.activity, log2(size) + self._read_again * self._activity_rate)
         if hit:
             pack.hit_bytes += size
 
     def date(self, pack: Pack, date: float, weight: float, seq: int) -> float:  # noqa: ARG002 - the protocol's
-        recent, lasting = (date.recent, date.lasting) if isinstance(date, Date) else (COLD, COLD)
-        recent = hotness.touched(recent, weight, pack.hit_bytes / self._recent_half_life)
-        return Date.of(recent, hotness.touched(lasting, weight, pack.hit_bytes / self._lasting_half_life))
+        clock, touch = pack.hit_bytes, log2(weight) if weight < 1.0 else 0.0
+        recent, lasting = clock * self._recent_rate + touch, clock * self._lasting_rate + touch
+        if isinstance(date, Date):
+            recent, lasting = log2_sum(recent, date.recent), log2_sum(lasting, date.lasting)
+        return Date.of(recent, lasting)
 
     def score(self, pack: Pack, date: float) -> float:
-        return date - pack.hit_bytes / self._half_life + pack.activity
+        return date - pack.hit_bytes * self._rate + pack.activity
 
     def admits(self, pack: Pack, date: float, victim_pack: Pack, victim: float) -> bool:
         mine, its = self.score(pack, date), self.score(victim_pack, victim)
@@ -165,19 +172,19 @@ class HotnessPolicy:
         return its + MARGIN < mine
 
     def heat(self, pack: Pack, date: float) -> float:
-        return date - pack.hit_bytes / self._half_life
+        return date - pack.hit_bytes * self._rate
 
     def recalled(self, pack: Pack, heat: float, seq: int) -> float:  # noqa: ARG002 - the protocol's
         if heat == COLD:
             return COLD
         clock = pack.hit_bytes
-        return Date.of(heat + clock / self._recent_half_life, heat + clock / self._lasting_half_life)
+        return Date.of(heat + clock * self._recent_rate, heat + clock * self._lasting_rate)
 
     def activity(self, pack: Pack) -> float:
-        return pack.activity - self._read_again / self._activity_half_life
+        return pack.activity - self._read_again * self._activity_rate
 
     def recall_activity(self, pack: Pack, activity: float) -> None:
-        pack.activity = log2_sum(pack.activity, activity + self._read_again / self._activity_half_life)
+        pack.activity = log2_sum(pack.activity, activity + self._read_again * self._activity_rate)
 
 
 class _Plain:

@@ -86,12 +86,21 @@ class Rating:
         self.seq = 0
         self.part = 0.0
         self.read_at = -inf
-        self.place = (COLD, 0, key)
+        self.place: Place | tuple[()] = ()
         self.again = False
         self.listed = False
 
 
+Place = tuple[float, int, RangeKey]
 _place = attrgetter("place")
+_ORDER_LOAD = 300
+"""How long the pieces of a sorted list are: with 100,000 ranges a touch takes a twentieth less than by default."""
+
+
+def _new_pack(name: bytes) -> Pack:
+    order = SortedKeyList(key=_place)
+    order._reset(_ORDER_LOAD)
+    return Pack(name, order)
 
 
 class Ratings:
@@ -99,7 +108,7 @@ class Ratings:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._strangers = Pack(STRANGERS, SortedKeyList(key=_place))
+        self._strangers = _new_pack(STRANGERS)
         self._packs = {STRANGERS: self._strangers}
         self._files: OrderedDict[FileId, Pack] = OrderedDict()
         self._ghosts: OrderedDict[RangeKey, Rating] = OrderedDict()
@@ -110,6 +119,11 @@ class Ratings:
     def ghosts(self) -> int:
         """Absent ranges whose heat is known."""
         return len(self._ghosts)
+
+    @property
+    def touches(self) -> int:
+        """Touches in this mount: the number of the last one."""
+        return self._seq
 
     # ------------------------------------------------------------------ packs
 
@@ -129,6 +143,10 @@ class Ratings:
             self._files[file] = pack
             if len(self._files) > FILES_MAX:
                 self._files.popitem(last=False)
+
+    def last_touch(self, file: FileId) -> int:
+        """The number of the last touch of anything in this file's pack; 0 if nobody has read it in this mount."""
+        return self._files.get(file, self._strangers).touched
 
     def packs(self) -> list[PackRecord]:
         """The packs that were read or have files. O(files)."""
@@ -161,7 +179,7 @@ class Ratings:
             del self._packs[quietest.name]
             for file in [f for f, p in self._files.items() if p is quietest]:
                 del self._files[file]
-        pack = self._packs[name] = Pack(name, SortedKeyList(key=_place))
+        pack = self._packs[name] = _new_pack(name)
         return pack
 
     def _pack_of(self, key: RangeKey) -> Pack:
@@ -200,30 +218,31 @@ class Ratings:
         """From now on it may not. Changes nothing for one that was not listed."""
         if rating.listed:
             rating.pack.order.remove(rating)
-            rating.listed = False
+            rating.listed, rating.place = False, ()
 
     def touch(self, rating: Rating, size: int, *, hit: bool) -> None:
         """`size` bytes of a range were read."""
-        listed = rating.listed
+        policy, key, listed = self._policy, rating.key, rating.listed
         if listed:
             rating.pack.order.remove(rating)
             rating.listed = False
-        self._settle(rating)
-        key, pack = rating.key, rating.pack
-        if not rating.part:
-            soon = self._read_bytes - rating.read_at <= self._policy.again_bytes
-            rating.again = soon or self._policy.heat(pack, rating.date) >= KNOWN
+        if rating.pack is not self._files.get(key.file, self._strangers):
+            self._settle(rating)
+        pack, part = rating.pack, rating.part
+        if not part:
+            soon = self._read_bytes - rating.read_at <= policy.again_bytes
+            rating.again = soon or policy.heat(pack, rating.date) >= KNOWN
             rating.read_at = self._read_bytes
         self._read_bytes += size
-        self._policy.read(pack, size, hit=hit, again=rating.again)
-        self._seq += 1
-        weight = min(1.0, size / key.size)
-        rating.date = self._policy.date(pack, rating.date, weight, self._seq)
-        rating.seq = self._seq
-        part = rating.part + weight
+        policy.read(pack, size, hit=hit, again=rating.again)
+        self._seq = pack.touched = seq = self._seq + 1
+        weight = size / key.size if size < key.size else 1.0
+        rating.date = date = policy.date(pack, rating.date, weight, seq)
+        rating.seq = seq
+        part += weight
         rating.part = part if part < _WHOLE else 0.0
         if listed:
-            rating.place = rating.date, rating.seq, key
+            rating.place = date, seq, key
             pack.order.add(rating)
             rating.listed = True
 

@@ -26,6 +26,7 @@ class Event(Enum):
     RESTORE = "restore"
     RESTAMP = "restamp"
     BEGIN_EVICT = "begin_evict"
+    ABORT_EVICT = "abort_evict"
     FINISH_EVICT = "finish_evict"
 
 
@@ -36,6 +37,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.ABSENT, Event.RESTORE): State.RESIDENT,
     (State.RESIDENT, Event.RESTAMP): State.RESIDENT,
     (State.RESIDENT, Event.BEGIN_EVICT): State.EVICTING,
+    (State.EVICTING, Event.ABORT_EVICT): State.RESIDENT,
     (State.EVICTING, Event.FINISH_EVICT): State.ABSENT,
 }
 """Anything else is a programmer's error."""

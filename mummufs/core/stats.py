@@ -62,10 +62,11 @@ class FillCounters:
 
 @dataclass
 class EvictionCounters:
-    """Ranges that gave up their place; `bytes` are bytes of the budget."""
+    """Ranges that gave up their place; `bytes` are bytes of the budget. `returned` ones kept it after all."""
 
     ranges: int = 0
     bytes: int = 0
+    returned: int = 0
 
 
 @dataclass

@@ -26,6 +26,12 @@ FOREGROUND_BYTES = 4 << 20
 """What a flight that a reader has started reads in one go, whether or not somebody still waits for it."""
 
 
+PASS_PIECE_BYTES = 256 << 10
+"""A read of a window that no flight brings counts as a piece of a pass over it if it is at least this large."""
+PASS_WINDOW_BYTES = 8 << 20
+"""Up to this size the whole window is asked for then: some two seeks' time of four disks."""
+
+
 class _Piece(NamedTuple):
     """What is read next, and what the disks are told before, so that they read on while it is looked at."""
 
@@ -65,6 +71,18 @@ class Bringer:
         if attributes is None:
             attributes = await self._pools.metadata.run(_attributes, flight.file)
         return attributes
+
+    def pass_hints(self, window: ByteRange, part: ByteRange) -> Sequence[ByteRange]:
+        """What the disks are told before a reader reads a part of a window itself, because its fill was declined.
+
+        The kernel cuts a reader's pass over a window into requests, which reach the source side by side and in any
+        order. Each would cost disks a seek; told of the whole they read it in one pass.
+        """
+        if not self._has_hints or part.size < PASS_PIECE_BYTES or part.contains(window):
+            return ()
+        if window.size <= PASS_WINDOW_BYTES:
+            return (window,)
+        return (window.intersection(ByteRange(part.offset, part.size + PIECE_MAX_BYTES)),)
 
     def _pieces(self, flight: Flight) -> Iterator[_Piece]:
         window, first = flight.window, True

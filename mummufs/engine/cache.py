@@ -8,6 +8,7 @@ from mummufs.core.index import CacheIndex
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.filler import Filler
 from mummufs.engine.gate import Gate
+from mummufs.engine.prefetch import Prefetcher
 from mummufs.engine.resident import Resident
 from mummufs.engine.tracing import Tracing
 from mummufs.store.rangestore import RangeStore
@@ -24,3 +25,4 @@ class Cache:
     evictor: Evictor
     gate: Gate
     tracing: Tracing
+    prefetch: Prefetcher | None = None

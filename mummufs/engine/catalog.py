@@ -224,7 +224,10 @@ class Catalog:
         self._cache.evictor.wake()
 
     async def _fill_early(self, node: Node, file: SourceFile, table: RangeTable) -> None:
-        """Fill the windows that were wanted by what was read before the table was known."""
+        """Touch what was read before the table was known, and fill the windows that it makes wanted.
+
+        Distinct bytes are known, so each window gets one touch at most, however often it was read.
+        """
         version = node.version
         looked_at = 0
         wanted: list[RangeKey] = []
@@ -234,6 +237,7 @@ class Catalog:
                 key = window_key(node.file, table, i)
                 window, run = ByteRange(key.offset, key.size), ByteRange(start, end - start)
                 seen = window.intersection(run)
+                self._touch(key, seen.size)
                 if is_wanted(window, run, seen.size) and (not wanted or key != wanted[-1]):
                     if size + key.size > MERGE_MAX_BYTES:
                         await self._fill(node, file, version, wanted)
@@ -244,6 +248,11 @@ class Catalog:
                 if looked_at % STEP == 0:
                     await trio.lowlevel.checkpoint()
         await self._fill(node, file, version, wanted)
+
+    def _touch(self, key: RangeKey, size: int) -> None:
+        self._cache.index.touch(key, size, hit=False)
+        if self._cache.tracing.on:
+            self._cache.tracing.touched(key, size, hit=False)
 
     async def _fill(self, node: Node, file: SourceFile, version: Version, wanted: list[RangeKey]) -> None:
         """Offer these windows once the filler has a place for them."""

@@ -2,16 +2,20 @@
 
 `evict_nowait` takes a range out of the index's order and out of sight of every reader at once; the task then removes
 its file, in batches, and gives its bytes back when the last descriptor on it is closed. Between the two its bytes stay
-counted (EVICTING). A file that cannot be removed stays counted too and is tried again later.
+counted (EVICTING). A file that cannot be removed stays counted too and is tried again later. Where a system removes no
+file that is open (EBUSY, on Windows), a range that a reader still has goes back to where it was, and is no victim for
+a while.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from math import inf
+from weakref import ref
 
 import trio
 
@@ -24,17 +28,30 @@ from mummufs.core.stats import Counters
 from mummufs.engine.gate import Gate
 from mummufs.engine.resident import Resident
 from mummufs.store.rangestore import RangeStore
+from mummufs.store.storedrange import StoredRange
 
 BATCH_MAX = 64
 """Files removed in one call to a worker thread."""
 RETRY_S = 10.0
 """Pause before a file that could not be removed is tried again."""
+RETURN_PAUSE_S = 1.0
+"""Pause before new victims are looked for after one could not be had: the coldest would be the same ones."""
 FAULT_PAUSE_S = 1.0
 """Pause after a fault of ours, so that one that stays does not take the processor."""
 PURGE_STEP = 256
 """Windows of a changed file that are looked at between two checkpoints."""
 
 log = logging.getLogger(__name__)
+
+
+class _Leaving:
+    """A range on its way out: how many things of it (its name, its open file) are still there."""
+
+    __slots__ = ("left", "stored")
+
+    def __init__(self, stored: StoredRange | None) -> None:
+        self.left = 1 if stored is None else 2
+        self.stored = None if stored is None else ref(stored)
 
 
 class Evictor:
@@ -54,7 +71,8 @@ class Evictor:
         self._wake = trio.Event()
         self._progress = trio.Event()
         self._token: trio.lowlevel.TrioToken | None = None
-        self._outstanding: dict[RangeKey, int] = {}
+        self._outstanding: dict[RangeKey, _Leaving] = {}
+        self._paused_until = 0.0
 
     @property
     def queued(self) -> int:
@@ -68,13 +86,15 @@ class Evictor:
             self._wake = trio.Event()
             try:
                 await self._remove_queued()
-                self.evict_nowait(self._index.plan_eviction())
+                if trio.current_time() >= self._paused_until:
+                    self.evict_nowait(self._index.plan_eviction())
             except Exception:  # the task that makes room must not end, and less so the mount
                 self._counters.errors.handler += 1
                 log.exception("eviction failed on a fault of ours")
                 await trio.sleep(FAULT_PAUSE_S)
                 continue
-            with trio.move_on_at(self._retry_at if self._failed else inf):
+            paused = self._paused_until if self._paused_until > trio.current_time() else inf
+            with trio.move_on_at(min(paused, self._retry_at if self._failed else inf)):
                 await self._wake.wait()
             if trio.current_time() >= self._retry_at:
                 self._queue.extend(self._failed)
@@ -93,9 +113,9 @@ class Evictor:
             self._counters.evictions.ranges += 1
             self._counters.evictions.bytes += charge
             stored = self._resident.remove(key)
-            self._outstanding[key] = 1 if stored is None else 2  # its name, and its descriptor if it is open
+            leaving = self._outstanding[key] = _Leaving(stored)
             if stored is not None:
-                stored.when_closed(partial(self._closed_from_any_thread, key))
+                stored.when_closed(partial(self._closed_from_any_thread, key, leaving))
             del stored  # here, or with its last reader
             self._queue.append(key)
         if self._queue:
@@ -127,7 +147,10 @@ class Evictor:
                 raise
             for key, error in removed:
                 if error is None:
-                    self._one_less(key)
+                    self._one_less(key, self._outstanding[key])
+                    continue
+                if isinstance(error, OSError) and error.errno == errno.EBUSY and self._outstanding[key].left > 1:
+                    self._put_back(key)
                     continue
                 self._counters.errors.store += 1
                 log.warning("the range file of %s cannot be removed: %s", _named(key), error)
@@ -135,16 +158,26 @@ class Evictor:
                     self._retry_at = trio.current_time() + RETRY_S
                 self._failed.append(key)
 
-    def _closed_from_any_thread(self, key: RangeKey) -> None:
+    def _put_back(self, key: RangeKey) -> None:
+        """A reader has it open, and so its name cannot go: it is as good as it was."""
+        leaving = self._outstanding.pop(key)
+        stored = None if leaving.stored is None else leaving.stored()
+        self._resident.add(key, self._index.abort_evict(key), stored)
+        self._counters.evictions.returned += 1
+        self._paused_until = trio.current_time() + RETURN_PAUSE_S
+
+    def _closed_from_any_thread(self, key: RangeKey, leaving: _Leaving) -> None:
         try:
             assert self._token is not None
-            self._token.run_sync_soon(self._one_less, key)
+            self._token.run_sync_soon(self._one_less, key, leaving)
         except trio.RunFinishedError:
             pass
 
-    def _one_less(self, key: RangeKey) -> None:
-        self._outstanding[key] -= 1
-        if self._outstanding[key]:
+    def _one_less(self, key: RangeKey, leaving: _Leaving) -> None:
+        if self._outstanding.get(key) is not leaving:  # it has been put back meanwhile
+            return
+        leaving.left -= 1
+        if leaving.left:
             return
         del self._outstanding[key]
         self._index.finish_evict(key)

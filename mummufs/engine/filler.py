@@ -181,6 +181,10 @@ class Filler:
                 reserved = {key: accepted[key] for key in run}
                 self._take_off(reserved, version, file, None, reads=True, urgent=False, lowest=lowest)
 
+    def pass_hints(self, key: RangeKey, part: ByteRange) -> Sequence[ByteRange]:
+        """What disks that spin are told before a reader reads a part of a missing window itself."""
+        return self._bringer.pass_hints(ByteRange(key.offset, key.size), part)
+
     @property
     def is_taking(self) -> bool:
         """Whether the store is in a state to take anything in."""

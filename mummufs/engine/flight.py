@@ -14,6 +14,7 @@ import mmap
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import trio
 
@@ -25,6 +26,8 @@ PIECE_MAX_BYTES = 4 << 20
 """The largest source read of a pass, some 25 ms of a spinning disk, but for the first: that is what is wanted first."""
 PIECE_MIN_BYTES = 128 << 10
 """The smallest, but for what is left over. Pieces double from the first, so that the first reader waits least."""
+_PRIVATE: dict[str, Any] = {"flags": getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)}
+"""Windows has neither, nor the types that go with them."""
 HUGE_BYTES = 2 << 20
 """Buffers of this size and more are made of huge pages: taking them and giving them back costs a tenth."""
 
@@ -206,11 +209,11 @@ def _buffer(size: int) -> mmap.mmap:
     """Memory that nobody has filled with zeros: that takes 10 ms for a large window, and the event loop would stand."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, size)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory: Any = mmap.mmap(-1, size, **_PRIVATE)
     if size >= HUGE_BYTES:
         with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+            memory.madvise(getattr(mmap, "MADV_HUGEPAGE", 0))
+    return cast(mmap.mmap, memory)
 
 
 def read_piece(

@@ -7,6 +7,7 @@ checksum it is restamped, and none of its data is written again; if not, it is e
 
 from __future__ import annotations
 
+import errno
 import logging
 
 import trio
@@ -138,7 +139,8 @@ class Landing:
             reason = f"the store's file system has {free} bytes left, of which {self._reserve_bytes} are kept free"
         except OSError as error:
             self._counters.errors.store += 1
-            if not isinstance(error, IsADirectoryError):  # that name alone is taken, which says nothing of the store
+            # That name alone is taken, by a directory or by somebody who has it open: it says nothing of the store.
+            if not isinstance(error, IsADirectoryError) and error.errno != errno.EBUSY:
                 self._gate.failed(self._gate.writes, error, at_once=True)
             reason = str(error)
         log.warning("inode %d, offset %d, %d bytes: not stored: %s", key.file.inode, key.offset, key.size, reason)

@@ -70,7 +70,7 @@ class Mirror:
             writer = await self._pools.metadata.run(self._source.open_to_write, place_of(node))
             handle = self._overlay.adopt(node, writer)
         try:
-            await self._may_write(handle, handle.file.to_write)
+            await self._may_write(handle, partial(_reopen, self._source, handle.file, place_of(node)))
             if truncate:
                 await self.set_attributes(node, NewAttributes(size=0), handle, drop_privileges=drop_privileges)
         except BaseException:
@@ -86,6 +86,7 @@ class Mirror:
         Raises:
             OSError: EEXIST where the name is taken.
         """
+        self._overlay.check_files()
         create = partial(_create, self._source, place_of(parent), name, mode, creator)
         file, writer, attributes = await self._pools.metadata.run(create)
         node = await self._overlay.found(parent, name, attributes)
@@ -99,9 +100,11 @@ class Mirror:
         return node, handle
 
     async def _may_write(self, handle: Handle, open_to_write: Callable[[], WritableFile]) -> None:
+        self._overlay.check_files()
         await self.writes.begin(handle.node)
         try:
             handle.writer = await self._pools.metadata.run(open_to_write)
+            self._overlay.writers += 1
         except BaseException:
             self.writes.end(handle.node, handle.file)
             raise
@@ -146,6 +149,7 @@ class Mirror:
         handle.writer = None
         self._overlay.close(handle)
         if may_write:
+            self._overlay.writers -= 1
             self.writes.end(handle.node, handle.file)
 
     # ------------------------------------------------------------------ attributes
@@ -360,6 +364,16 @@ def _create(
         return writer.to_read(), writer, writer.attributes()
     except PermissionError:  # the mode lets its own creator write only
         return writer, writer, writer.attributes()
+
+
+def _reopen(source: Source, file: SourceFile, place: Place) -> WritableFile:
+    """An open file, to be written: by its place, or by itself where that has gone."""
+    try:
+        return source.open_to_write(place)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+            raise
+        return file.to_write()
 
 
 def _in_directory(source: Source, place: Place, call: InDirectory) -> None:

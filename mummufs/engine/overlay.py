@@ -11,6 +11,7 @@ import contextlib
 import errno
 import logging
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,7 @@ from mummufs.engine.moves import Moves
 from mummufs.engine.nodes import Node, NodeTable, refresh
 from mummufs.engine.reader import Reader
 from mummufs.engine.threads import Pools
-from mummufs.source.base import Attributes, Entry, Source, SourceFile, SourceObject, WritableFile
+from mummufs.source.base import Attributes, Entry, Source, SourceFile, SourceObject, StatVfs, WritableFile
 
 ATTRIBUTES_WAIT_S = 0.05
 """How long a look at an open file's attributes waits for the source before it is answered from memory."""
@@ -66,14 +67,17 @@ class Overlay:
         evictor: Evictor | None,
         *,
         offline_reads: bool = False,
+        files_max: int = sys.maxsize,
     ) -> None:
         """Make a tree that is empty until `run`.
 
         Args:
+            files_max: files that may be open in the source, for reading and for writing.
             offline_reads: while the source is absent, what has been looked up answers from memory, and ranges that
                 are in the store go on being served.
         """
         self._offline_reads = offline_reads
+        self._files_max = files_max
         self._source = source
         self._pools = pools
         self._counters = counters
@@ -85,6 +89,8 @@ class Overlay:
         self.moves = Moves()
         """Renames of directories through the mount."""
         self._nursery: trio.Nursery | None = None
+        self.writers = 0
+        """Descriptors that are open for writing."""
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take up the root, and drop what turns out stale in the background, until cancelled.
@@ -190,21 +196,16 @@ class Overlay:
 
     async def getxattr(self, node: Node, name: bytes) -> bytes:
         """One extended attribute, ACLs included."""
-
-        def get(found: SourceObject) -> bytes:
-            return found.getxattr(name)
-
-        return await self._pools.metadata.run(on_object, self._source, self._files.get(node), place_of(node), get)
+        return await self._on_object(node, lambda found: found.getxattr(name))
 
     async def listxattr(self, node: Node) -> list[bytes]:
         """The names of the extended attributes."""
+        return await self._on_object(node, lambda found: found.listxattr())
 
-        def get(found: SourceObject) -> list[bytes]:
-            return found.listxattr()
+    async def _on_object(self, node: Node, call: Callable[[SourceObject], Result]) -> Result:
+        return await self._pools.metadata.run(on_object, self._source, self._files.get(node), place_of(node), call)
 
-        return await self._pools.metadata.run(on_object, self._source, self._files.get(node), place_of(node), get)
-
-    async def statfs(self) -> os.statvfs_result:
+    async def statfs(self) -> StatVfs:
         """Size and free space of the source's volume."""
         return await self._pools.metadata.run(self._source.statfs)
 
@@ -226,10 +227,12 @@ class Overlay:
             by_backend: the kernel learns of it, and may be told to drop the pages that it has.
 
         Raises:
-            OSError: ESTALE where the name stands for another file or version by now: look it up again.
+            OSError: ESTALE where the name stands for another file or version by now: look it up again; EMFILE where
+                too many are open.
         """
         if node.stale:
             raise _stale()
+        self.check_files(node)
         known = self._files.get(node)
         file: SourceFile
         try:
@@ -256,7 +259,13 @@ class Overlay:
                 raise
         return handle
 
+    def check_files(self, node: Node | None = None) -> None:
+        """Raise EMFILE where there is no place for another file, unless this one is open already."""
+        if node not in self._files and len(self._files) + self.writers >= self._files_max:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
     def _opened(self, node: Node, file: SourceFile) -> Handle:
+        self.check_files(node)
         self._files[node] = file
         node.opens += 1
         return Handle(node, file, node.keep_pages)

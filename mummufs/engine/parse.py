@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -58,14 +59,14 @@ class ChildParser:
     def _may_have_manifest(self, path: bytes, name: bytes, file: SourceFile) -> bool:
         head = memoryview(bytearray(SNIFF_BYTES))
         size = file.read_into(head, 0)
-        beside = _Beside(self._source, os.path.dirname(path))
+        beside = Beside(self._source, os.path.dirname(path))
         return self._manifest is not None or may_have_manifest(name, bytes(head[:size]), beside)
 
     async def _ask_child(self, name: bytes, file: SourceFile, directory: int) -> RangeTable | None:
         fds = [file.fileno(), directory]
         manifest = -1
         if self._manifest is not None:
-            manifest = os.open(self._manifest, os.O_RDONLY | os.O_CLOEXEC)
+            manifest = os.open(self._manifest, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
             fds.append(manifest)
         try:
             answer = await _output(
@@ -88,15 +89,16 @@ class ChildParser:
 
 async def _output(command: list[str], fds: list[int]) -> bytes:
     """What a child process prints, within the limits of time and size."""
+    inherited: dict[str, Any] = {"pass_fds": fds}  # which Windows has not, and its types know nothing of
     with trio.move_on_after(PARSE_TIME_MAX_S):
         process = await trio.lowlevel.open_process(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            pass_fds=fds,
             env=child_environment(),
             cwd="/",
+            **inherited,
         )
         try:
             assert process.stdout is not None
@@ -123,10 +125,11 @@ async def end_child(process: trio.Process) -> None:
 def child_environment() -> dict[str, str]:
     """The environment of a child: what it takes to find this package, from an empty environment too."""
     package = Path(__file__).resolve().parents[2]
-    return {"PATH": os.defpath, "PYTHONPATH": os.fspath(package), "PYTHONDONTWRITEBYTECODE": "1"}
+    kept = {name: os.environ[name] for name in ("SYSTEMROOT",) if name in os.environ}  # Windows starts nothing without
+    return {"PATH": os.defpath, "PYTHONPATH": os.fspath(package), "PYTHONDONTWRITEBYTECODE": "1", **kept}
 
 
-class _Beside:
+class Beside:
     """The names beside a file, looked up one by one: a directory may have half a million."""
 
     def __init__(self, source: Source, directory: bytes) -> None:

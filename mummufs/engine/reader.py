@@ -15,7 +15,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -187,6 +187,8 @@ class Reader:
                 cache.index.touch(key, segment.size, hit=segment.kind is SegmentKind.HIT)
                 if cache.tracing.on:
                     cache.tracing.touched(key, segment.size, hit=segment.kind is SegmentKind.HIT)
+                if cache.prefetch is not None:
+                    cache.prefetch.touched(plan, segment, file)
                 if segment.kind is SegmentKind.HIT:
                     part.hit = key
                 else:
@@ -250,8 +252,8 @@ class Reader:
             except FlightFailedError:
                 pass
         try:
-            _read_along(cache, plan, part, file)
-            await self._from_source(file, plan.version, place, part.offset)
+            hints = _read_along(cache, plan, part, file)
+            await self._from_source(file, plan.version, place, part.offset, hints)
         except BaseException as error:
             for flight in part.gifts:
                 flight.end(error if isinstance(error, OSError) else OSError(errno.EIO, "the reader went away"))
@@ -290,9 +292,11 @@ class Reader:
             cache.evictor.evict_nowait((key,))
         return None
 
-    async def _from_source(self, file: SourceFile, version: Version, place: memoryview, offset: int) -> None:
+    async def _from_source(
+        self, file: SourceFile, version: Version, place: memoryview, offset: int, hints: Sequence[ByteRange] = ()
+    ) -> None:
         self._counters.source_reads.count += 1
-        await self._schedule.read(read_piece, file, version, place, offset)
+        await self._schedule.read(read_piece, file, version, place, offset, hints)
         self._counters.source_reads.bytes += len(place)
 
     async def _look_by_name(self, cache: Cache, plan: ReadPlan) -> bool:
@@ -333,15 +337,16 @@ def _read_now(file: SourceFile, offset: int, size: int) -> bytearray:
     return buffer
 
 
-def _read_along(cache: Cache, plan: ReadPlan, part: _Part, file: SourceFile) -> None:
-    """A part is read from the source: who grazes a window is likely to go on into it."""
+def _read_along(cache: Cache, plan: ReadPlan, part: _Part, file: SourceFile) -> Sequence[ByteRange]:
+    """A part is read from the source: who grazes a window is likely to go on into it. What it is told before."""
     missing = [segment for segment in part.segments if segment.kind is SegmentKind.MISS]
     if plan.table is None or not missing:
-        return
+        return ()
     key = plan.key(missing[-1])
     wanted = ByteRange(part.offset, key.offset + key.size - part.offset)
     used = sum(segment.size for segment in missing) if part.gifts else 0  # else a flight will count it
     cache.filler.read_along_nowait(key, wanted, plan.version, file, plan.table, used=used)
+    return cache.filler.pass_hints(key, ByteRange(part.offset, part.end - part.offset))
 
 
 def _read_stored(

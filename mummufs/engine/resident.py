@@ -39,7 +39,7 @@ class Resident:
     def __init__(self, store: RangeStore, open_max: int = OPEN_MAX) -> None:
         self._store = store
         self._open_max = open_max
-        self._ranges: dict[RangeKey, ResidentRange] = {}
+        self._ranges: dict[RangeKey, ResidentRange | Version] = {}  # a Version until it is first opened
         self._open: OrderedDict[ResidentRange, tuple[StoredRange, OpenRanges]] = OrderedDict()
         self._in_use: WeakValueDictionary[ResidentRange, StoredRange] = WeakValueDictionary()
         self._proofs: dict[ResidentRange, FileState] = {}
@@ -51,17 +51,21 @@ class Resident:
 
     def add(self, key: RangeKey, version: Version, stored: StoredRange | None = None) -> None:
         """A range can be served from now on, from `stored` if that is given."""
+        if stored is None:
+            with self._lock:
+                self._ranges[key] = version
+            return
         entry = ResidentRange(key, version)
-        self._ranges[key] = entry
-        if stored is not None:
-            self._keep(entry, stored)
+        with self._lock:
+            self._ranges[key] = entry
+        self._keep(entry, stored)
 
     def remove(self, key: RangeKey) -> StoredRange | None:
         """No read that begins from now on is served from this range. Returns its open file, if anybody has one."""
-        entry = self._ranges.pop(key, None)
-        if entry is None:
-            return None
         with self._lock:
+            entry = self._ranges.pop(key, None)
+            if not isinstance(entry, ResidentRange):
+                return None
             stored = self._in_use.pop(entry, None)
             self._proofs.pop(entry, None)
             self._let_go(entry)
@@ -78,10 +82,12 @@ class Resident:
         Raises:
             RangeFileError, OSError: as `RangeStore.open_range`.
         """
-        entry = self._ranges.get(key)
-        if entry is None or entry.version != version:
-            return None
         with self._lock:
+            entry = self._ranges.get(key)
+            if isinstance(entry, Version):
+                entry = self._ranges[key] = ResidentRange(key, entry)
+            if entry is None or entry.version != version:
+                return None
             stored = self._in_use.get(entry)
         if stored is None:
             stored = self._store.open_range(key, version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -29,7 +30,9 @@ from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Overlay
 from mummufs.engine.parse import ChildParser, child_environment, end_child
 from mummufs.engine.pins import RECALL_S
+from mummufs.engine.pipeparse import PipeParser
 from mummufs.engine.placement import Placement
+from mummufs.engine.prefetch import Prefetcher
 from mummufs.engine.reader import Reader
 from mummufs.engine.resident import OPEN_MAX, Resident
 from mummufs.engine.scrub import Scrub
@@ -41,7 +44,7 @@ from mummufs.engine.writes import Writes
 from mummufs.source.base import Source
 from mummufs.store.layout import charge_of
 from mummufs.store.rangestore import RangeStore
-from mummufs.store.scan import RECORD, unpack_records
+from mummufs.store.scan import RECORD, Records
 
 RESTORE_STEP = 128
 """Range files that the index takes in between two checkpoints: about a millisecond."""
@@ -69,9 +72,12 @@ class ServiceOptions:
         verify_always: prove a range file before every hit, not once a mount.
         manifest: a native manifest for the file that it names.
         open_max: range files kept open.
+        files_max: files of the source that are open; more are refused.
         write_budget_bytes: what may be written to the store in a day; 0 for any amount.
         heat_save_s: heat is saved for the next mount at most this often.
         read_around: the source's disks spin: they are told what is likely to be read next.
+        pipes: headers are parsed by children that inherit no descriptors.
+        prefetch: fetch ahead of who reads a model in the order of its manifest.
     """
 
     source_reads: int
@@ -84,9 +90,12 @@ class ServiceOptions:
     verify_always: bool = False
     manifest: Path | None = None
     open_max: int = OPEN_MAX
+    files_max: int = sys.maxsize
     write_budget_bytes: int = 0
     heat_save_s: float = SAVE_S
     read_around: bool = False
+    pipes: bool = False
+    prefetch: bool = False
 
 
 class Service:
@@ -125,7 +134,7 @@ class Service:
             self.cache.filler.wear = self.wear
             self.heat = HeatKeeper(self.cache, self.counters, self.wear, options.heat_save_s)
             self.catalog = Catalog(
-                parser or ChildParser(source, self.pools, options.manifest),
+                parser or (PipeParser if options.pipes else ChildParser)(source, self.pools, options.manifest),
                 self.cache,
                 self.pools,
                 self.counters,
@@ -141,6 +150,7 @@ class Service:
             self.catalog,
             self.cache.evictor if self.cache is not None else None,
             offline_reads=options.offline_reads,
+            files_max=options.files_max,
         )
 
         self.writes = Writes(
@@ -177,7 +187,8 @@ class Service:
             wall_ns=wall_ns,
             around=ReadAround() if options.read_around else None,
         )
-        return Cache(index, resident, store, filler, evictor, gate, Tracing())
+        prefetch = Prefetcher(index, filler, self.counters) if options.prefetch else None
+        return Cache(index, resident, store, filler, evictor, gate, Tracing(), prefetch)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. `task_status` is told once the root of the source has answered.
@@ -193,6 +204,8 @@ class Service:
                 nursery.start_soon(self.heat.run)
                 nursery.start_soon(self.cache.evictor.run)
                 await nursery.start(self.cache.filler.run)
+                if self.cache.prefetch is not None:
+                    nursery.start_soon(self.cache.prefetch.run)
                 await nursery.start(self.catalog.run)
                 await nursery.start(self.placement.run)
                 nursery.start_soon(self._take_stock)
@@ -201,7 +214,16 @@ class Service:
     @property
     def reports(self) -> HitReports | None:
         """Takes in what a backend has served by the views of nodes; None without a store."""
-        return None if self.cache is None else HitReports(self.cache.index, self.counters, self.cache.tracing)
+        cache = self.cache
+        if cache is None:
+            return None
+        also = None if cache.prefetch is None else cache.prefetch.touched_in_store
+        return HitReports(cache.index, self.counters, cache.tracing, also)
+
+    @property
+    def tasks(self) -> int:
+        """Tasks of the event loop that have not ended."""
+        return trio.lowlevel.current_statistics().tasks_living
 
     def _path_and_size(self, file: FileId) -> tuple[bytes, int] | None:
         node = self.overlay.nodes.current(file)
@@ -217,6 +239,8 @@ class Service:
             return
         self._draining = True
         self.cache.filler.open_for_fills = False
+        if self.cache.prefetch is not None:
+            self.cache.prefetch.finish()
         with trio.move_on_after(DRAIN_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.heat.finish)
@@ -258,17 +282,17 @@ class Service:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=child_environment(),
-            cwd="/",
+            cwd=os.sep,
         )
         try:
             assert process.stdout is not None
-            rest = b""
+            rest, records = b"", Records()
             async for chunk in process.stdout:
                 data = rest + bytes(chunk)
                 whole = len(data) // RECORD.size * RECORD.size
                 rest = data[whole:]
                 for at in range(0, whole, RESTORE_STEP * RECORD.size):
-                    self._restore(unpack_records(data[at : min(whole, at + RESTORE_STEP * RECORD.size)]))
+                    self._restore(records.unpack(data[at : min(whole, at + RESTORE_STEP * RECORD.size)]))
                     await trio.lowlevel.checkpoint()
             if await process.wait() != 0:
                 raise OSError("the process that scans the store ended early")

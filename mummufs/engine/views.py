@@ -12,11 +12,11 @@ asked, which proves it, and the next read of it may go by the view.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from mummufs.core.index import CacheIndex
 from mummufs.core.manifest import RangeTable
-from mummufs.core.ranges import Version
+from mummufs.core.ranges import RangeKey, Version
 from mummufs.core.states import State
 from mummufs.core.stats import Counters
 from mummufs.engine.tracing import Tracing
@@ -76,8 +76,16 @@ class HitReports:
     Called from the trio thread with the sums of a batch.
     """
 
-    def __init__(self, index: CacheIndex, counters: Counters, tracing: Tracing) -> None:
+    def __init__(
+        self, index: CacheIndex, counters: Counters, tracing: Tracing, also: Callable[[RangeKey], None] | None = None
+    ) -> None:
+        """Make one.
+
+        Args:
+            also: told of each range that was read, in the order of a batch's first reads of them.
+        """
         self._index = index
+        self._also = also
         self._counters = counters
         self._tracing = tracing
 
@@ -92,8 +100,21 @@ class HitReports:
         reads.hits += requests
         reads.hit_bytes += size
         reads.replied_bytes += size
+        self._touch(touched)
+
+    def take_pushed(self, pushed: Mapping[StoredRange, int]) -> None:
+        """Bytes were put where readers find them without a request: they are touched, but nobody was replied to.
+
+        Args:
+            pushed: range file -> bytes of it.
+        """
+        self._touch(pushed)
+
+    def _touch(self, touched: Mapping[StoredRange, int]) -> None:
         for stored, read in touched.items():
             if self._index.state(stored.key) is not State.ABSENT:  # else it was evicted meanwhile
                 self._index.touch(stored.key, read, hit=True)
             if self._tracing.on:
                 self._tracing.touched(stored.key, read, hit=True)
+            if self._also is not None:
+                self._also(stored.key)

@@ -11,10 +11,12 @@ What a warm may take. It is a request, not a read: it gives a range no heat, and
 again if nobody reads it. So it
 
 - fills free space, but for the index's headroom, which readers' fills are to find;
-- takes the place of ranges that are colder than one whole read just now (HEAT_OF_ONE_TOUCH), the coldest first, never
-  of one that is pinned or asked for by the same warm: what nobody has read in this long gives way to what somebody has
-  named;
-- leaves alone everything that is hotter. What finds no place is declined, counted, and served by pass-through as ever.
+- takes the place of what belongs to a model that nobody has read lately (`lately`), however hot it once was: heat runs
+  on a clock of its model's own hits, so a model that nobody uses stays as hot as it was, and somebody has just said
+  which one they will use instead;
+- after that takes the place of ranges of a model in use that are colder than one whole read just now
+  (HEAT_OF_ONE_TOUCH); either way the coldest first, never one that is pinned or asked for by the same warm;
+- leaves alone everything else. What finds no place is declined, counted, and served by pass-through as ever.
 
 Room is made before a range is offered, so that admission, which compares heat, is never asked on its behalf. Ranges
 that are pinned are always admitted, and need none of this.
@@ -39,6 +41,7 @@ from mummufs.engine.cache import Cache
 from mummufs.engine.filler import MERGE_GAP_BYTES, MERGE_MAX_BYTES
 from mummufs.engine.flight import Flight
 from mummufs.engine.jobs import Job, Jobs
+from mummufs.engine.lately import Lately
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Handle
 from mummufs.engine.places import Places, shown
@@ -68,13 +71,17 @@ class Warmer:
     def __init__(self, cache: Cache, places: Places, counters: Counters) -> None:
         self._cache = cache
         self._places = places
+        self._lately = Lately(cache.index)
         self.jobs: Jobs[WarmProgress] = Jobs("warms", 1, counters)
         self.ready = trio.Event()
         """Set when the store is accounted for; nothing is filled before."""
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Warm what is asked for, until cancelled."""
-        await self.jobs.run(task_status)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._lately.run)
+            await nursery.start(self.jobs.run)
+            task_status.started()
 
     def find_and_warm_nowait(self, wanted: Sequence[bytes], ranges: str) -> Job[WarmProgress]:
         """Warm the files that these paths and patterns mean, when the turn comes.
@@ -102,7 +109,7 @@ class Warmer:
 
     async def _warm(self, targets: Sequence[Target], selection: Selection, progress: WarmProgress) -> None:
         await self.ready.wait()
-        await _Warm(self._cache, self._places, selection, progress).run(targets)
+        await _Warm(self._cache, self._places, self._lately, selection, progress).run(targets)
 
 
 _Do = Callable[[Target, Handle], Awaitable[bool]]
@@ -111,16 +118,19 @@ _Do = Callable[[Target, Handle], Awaitable[bool]]
 class _Warm:
     """One warm."""
 
-    def __init__(self, cache: Cache, places: Places, selection: Selection, progress: WarmProgress) -> None:
+    def __init__(
+        self, cache: Cache, places: Places, lately: Lately, selection: Selection, progress: WarmProgress
+    ) -> None:
         self._cache = cache
         self._index, self._filler = cache.index, cache.filler
         self._places = places
+        self._lately = lately
         self._selection = selection
         self._progress = progress
         self._kept: set[RangeKey] = set()
-        """What was asked for and found resident: it is no victim."""
-        self._victims: list[tuple[float, RangeKey]] | None = None
-        """A heap of what was colder than one touch when room was needed first."""
+        """What was asked for and is resident, found or brought: it is no victim of the rest."""
+        self._victims: list[tuple[bool, float, RangeKey]] | None = None
+        """A heap of what might go when room was needed first: whether its model is in use, and its heat."""
         self._waited_in_vain = False
         self._in_the_air: dict[RangeKey, tuple[Version, Flight]] = {}
         self._in_the_air_bytes = 0
@@ -181,7 +191,7 @@ class _Warm:
         await trio.sleep(min(SETTLE_WAIT_S, max(0.0, self._filler.settles_in_s(version))))
         async for key in self._keys(target, handle.node):
             if self._index.is_resident(key, version):
-                self._progress.resident.add(key.size)
+                self._is_there(key)
                 continue
             if group and not _is_one_pass(group, key):
                 await self._bring(group, version, handle)
@@ -248,7 +258,7 @@ class _Warm:
         """A range that was offered in vain."""
         decision = self._index.plan_fill(key, charge_of(key.size), version).decision
         if self._index.is_resident(key, version):  # a reader has had it filled
-            self._progress.resident.add(key.size)
+            self._is_there(key)
         elif decision in DECLINED or self._free_bytes() < charge_of(key.size):
             self._progress.decline(key.size, Reason.BUDGET)
         else:
@@ -261,7 +271,7 @@ class _Warm:
                 version, flight = self._in_the_air.pop(key)
                 self._in_the_air_bytes -= key.size
                 if self._index.is_resident(key, version):
-                    self._progress.resident.add(key.size)
+                    self._is_there(key)
                     self._progress.filled.add(key.size)
                 elif flight.error is not None:
                     busy = flight.error.errno == errno.EBUSY
@@ -271,6 +281,10 @@ class _Warm:
             if self._in_the_air_bytes <= left_bytes:
                 return
             await self._filler.wait_landing()
+
+    def _is_there(self, key: RangeKey) -> None:
+        self._kept.add(key)
+        self._progress.resident.add(key.size)
 
     # ------------------------------------------------------------------ room
 
@@ -303,12 +317,12 @@ class _Warm:
             self._victims = []
             for i, key in enumerate(self._cache.resident.keys()):
                 if self._may_go(key):
-                    heappush(self._victims, (self._index.heat(key), key))
+                    heappush(self._victims, (self._lately.has_read(key), self._index.heat(key), key))
                 if i % STEP == STEP - 1:
                     await trio.lowlevel.checkpoint()
         found: list[RangeKey] = []
         while self._victims and size > 0:
-            key = heappop(self._victims)[1]
+            key = heappop(self._victims)[-1]
             if self._may_go(key):  # still
                 found.append(key)
                 size -= charge_of(key.size)
@@ -320,7 +334,7 @@ class _Warm:
             index.state(key) is State.RESIDENT
             and key not in self._kept
             and not index.is_pinned(key)
-            and index.heat(key) < HEAT_OF_ONE_TOUCH
+            and (not self._lately.has_read(key) or index.heat(key) < HEAT_OF_ONE_TOUCH)
             and not self._filler.has(key)
         )
 

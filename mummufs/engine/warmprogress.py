@@ -12,7 +12,7 @@ class Reason(Enum):
     """Why a range that was asked for is not in the store."""
 
     BUDGET = "budget"
-    """The budget is too small: everything that could make room is hotter, pinned, or asked for too."""
+    """The budget is too small: what could make room is of a model in use and hot, pinned, or asked for too."""
     WRITE_BUDGET = "write_budget"
     """The day's allowance of writes is used up, or kept for what is hotter."""
     SETTLING = "settling"

@@ -8,11 +8,39 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from mummufs.core.ranges import FileId, Version
+
+if sys.platform == "win32":
+
+    class StatVfs(NamedTuple):
+        """What statvfs(2) says of a volume, where there is no statvfs."""
+
+        f_bsize: int
+        f_frsize: int
+        f_blocks: int
+        f_bfree: int
+        f_bavail: int
+        f_files: int
+        f_ffree: int
+        f_favail: int
+        f_flag: int
+        f_namemax: int
+
+    def stat_vfs(values: Sequence[int]) -> StatVfs:
+        """A `StatVfs` of these ten values, in its order."""
+        return StatVfs(*values)
+
+else:
+    StatVfs = os.statvfs_result
+
+    def stat_vfs(values: Sequence[int]) -> StatVfs:
+        """A `StatVfs` of these ten values, in its order."""
+        return StatVfs(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +276,7 @@ class Source(Protocol):
         """Open a directory to change it. Raises OSError with ESTALE for another one."""
         ...
 
-    def statfs(self) -> os.statvfs_result:
+    def statfs(self) -> StatVfs:
         """Size and free space of the volume."""
         ...
 

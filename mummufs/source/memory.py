@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mummufs.source.base import Attributes, Entry, Place
+from mummufs.source.base import Attributes, Entry, Place, StatVfs, stat_vfs
 from mummufs.source.memoryfiles import (
     MemoryDirectory,
     MemoryFile,
@@ -190,8 +190,8 @@ class MemorySource:
     def open_directory(self, path: bytes) -> int:
         raise OSError(errno.EOPNOTSUPP, "a source in memory has no descriptors", os.fsdecode(path))
 
-    def statfs(self) -> os.statvfs_result:
-        return os.statvfs_result((4096, 4096, 1 << 20, 1 << 19, 1 << 19, 1 << 16, 1 << 15, 1 << 15, 0, 255))
+    def statfs(self) -> StatVfs:
+        return stat_vfs((4096, 4096, 1 << 20, 1 << 19, 1 << 19, 1 << 16, 1 << 15, 1 << 15, 0, 255))
 
     def close(self) -> None:
         self.release_reads()

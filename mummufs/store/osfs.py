@@ -6,13 +6,17 @@ store's directory, which is held open: whoever renames or replaces it does not r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from typing import NamedTuple, Protocol
 
+from mummufs.core.ranges import PAGE_SIZE
 from mummufs.store.layout import DIR_MODE, FILE_MODE
 
-_OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_OPEN_FLAGS = 0
+for _flag in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY"):  # Windows has none of them, and `windowsos`
+    _OPEN_FLAGS |= getattr(os, _flag, 0)
 
 
 class FileState(NamedTuple):
@@ -69,9 +73,22 @@ class Os(Protocol):
         """Wait until the file's bytes and size are on the disk."""
         ...
 
-    def rename(self, old: str, new: str) -> None: ...
+    def rename(self, old: str, new: str) -> None:
+        """Move a file that nobody has open, in the place of one that has the new name."""
+        ...
 
-    def unlink(self, name: str) -> None: ...
+    def publish(self, fd: int, old: str, new: str) -> int:
+        """Give a file that was created just now, and is open, its name, in the place of one that has it.
+
+        Returns:
+            the descriptor to read it by from now on: on some systems an open file cannot be renamed, and is closed
+            first. After an error the one that was given is to be closed, unless it is EBADF by now.
+        """
+        ...
+
+    def unlink(self, name: str) -> None:
+        """Remove a name. Raises OSError with EBUSY where it is open, on systems that do not remove such files."""
+        ...
 
     def mkdir(self, name: str) -> None:
         """Create a directory, mode 0700 whatever the umask; one that is there already is fine."""
@@ -143,9 +160,16 @@ class RealOs:
 
     def sync(self, fd: int) -> None:
         os.fdatasync(fd)
+        # Hits are read past the page cache, so the pages that were written are of use to nobody, all but the header's.
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, PAGE_SIZE, 0, os.POSIX_FADV_DONTNEED)
 
     def rename(self, old: str, new: str) -> None:
         os.rename(old, new, src_dir_fd=self._root, dst_dir_fd=self._root)
+
+    def publish(self, fd: int, old: str, new: str) -> int:
+        self.rename(old, new)
+        return fd
 
     def unlink(self, name: str) -> None:
         os.unlink(name, dir_fd=self._root)

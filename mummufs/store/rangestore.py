@@ -337,7 +337,7 @@ class RangeStore:
             write_all(self._fs, fd, body, len(header))
             write_all(self._fs, fd, memoryview(header), 0)
             self._fs.sync(fd)
-            self._fs.rename(tmp, name)
+            fd = self._fs.publish(fd, tmp, name)
         except BaseException:
             with contextlib.suppress(OSError):
                 self._fs.close(fd)

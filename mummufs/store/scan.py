@@ -17,10 +17,18 @@ from collections.abc import Iterator
 from mummufs.core.errors import RangeFileError
 from mummufs.core.ranges import FileId, RangeKey, Version
 from mummufs.store.layout import DIR_MODE, HEADER_USED_BYTES, RANGES_DIR, RangeHeader, is_range_name, range_name
+from mummufs.store.osfs import Os
+from mummufs.store.windowsos import WindowsOs
+from mummufs.win32.calls import real_win32
 
 RECORD = struct.Struct("<QQQQQqq")
+SHARED_MAX = 16_384
+"""Files, versions and sizes that are remembered while a store is scanned, so that their ranges can share them."""
 _NICENESS = 10
-_DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_DIR_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+_FILE_FLAGS = os.O_RDONLY
+for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY"):  # which Windows has not; it scans by `scan_os`
+    _FILE_FLAGS |= getattr(os, _flag, 0)
 _WRITE_BYTES = 1 << 16
 
 
@@ -29,15 +37,31 @@ def pack_record(header: RangeHeader) -> bytes:
     return RECORD.pack(*header.key.file, header.key.offset, header.key.size, *header.version)
 
 
-def unpack_records(data: bytes) -> Iterator[tuple[RangeKey, Version]]:
-    """What `pack_record` wrote, any number of them."""
-    for filesystem, inode, offset, size, file_size, mtime_ns, ctime_ns in RECORD.iter_unpack(data):
-        yield RangeKey(FileId(filesystem, inode), offset, size), Version(file_size, mtime_ns, ctime_ns)
+class Records:
+    """Unpacks what `pack_record` wrote. Ranges of one file share its identity and version: that is a third of the
+    memory that they take.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[FileId, FileId] = {}
+        self._versions: dict[Version, Version] = {}
+        self._sizes: dict[int, int] = {}
+
+    def unpack(self, data: bytes) -> Iterator[tuple[RangeKey, Version]]:
+        """Any number of records, in their order."""
+        files, versions, sizes = self._files, self._versions, self._sizes
+        for known in (files, versions, sizes):
+            if len(known) > SHARED_MAX:
+                known.clear()
+        for filesystem, inode, offset, size, *stamp in RECORD.iter_unpack(data):
+            file, version = FileId(filesystem, inode), Version(*stamp)
+            key = RangeKey(files.setdefault(file, file), offset, sizes.setdefault(size, size))
+            yield key, versions.setdefault(version, version)
 
 
 def scan(directory: str) -> Iterator[RangeHeader]:
     """The headers of the range files in a store, in no order."""
-    root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    root = os.open(directory, _DIR_FLAGS & ~getattr(os, "O_NOFOLLOW", 0))
     try:
         for i in range(256):
             sub = f"{RANGES_DIR}/{i:02x}"
@@ -83,7 +107,7 @@ def _header(fd: int, name: str) -> RangeHeader | None:
         OSError: it cannot be read now, which says nothing of what it holds.
     """
     try:
-        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=fd)
+        file = os.open(name, _FILE_FLAGS, dir_fd=fd)
     except PermissionError:
         return None
     try:
@@ -95,11 +119,41 @@ def _header(fd: int, name: str) -> RangeHeader | None:
         os.close(file)
 
 
+def scan_os(fs: Os) -> Iterator[RangeHeader]:
+    """The same by the store's own calls, for a system where a directory is no descriptor."""
+    for i in range(256):
+        sub = f"{RANGES_DIR}/{i:02x}"
+        with contextlib.suppress(OSError):
+            for name in filter(is_range_name, fs.names(sub)):
+                with contextlib.suppress(OSError):
+                    header = _header_os(fs, f"{sub}/{name}")
+                    if header is not None and range_name(header.key) == f"{sub}/{name}":
+                        yield header
+                    else:
+                        fs.unlink(f"{sub}/{name}")
+
+
+def _header_os(fs: Os, path: str) -> RangeHeader | None:
+    data = memoryview(bytearray(HEADER_USED_BYTES))
+    fd = fs.open(path)
+    try:
+        header = RangeHeader.unpack(data[: fs.read(fd, data, 0)])
+        return header if fs.state(fd).size == header.file_bytes else None
+    except RangeFileError:
+        return None
+    finally:
+        fs.close(fd)
+
+
 def main(directory: str) -> int:
     """Write the records of a store to standard output."""
-    os.nice(_NICENESS)
+    found = scan(directory)
+    if os.open in os.supports_dir_fd:
+        getattr(os, "nice", int)(_NICENESS)
+    else:
+        found = scan_os(WindowsOs(directory, real_win32()))
     with open(1, "wb", buffering=_WRITE_BYTES, closefd=False) as out:  # a raw file may write less than it is given
-        out.writelines(map(pack_record, scan(directory)))
+        out.writelines(map(pack_record, found))
     return 0
 
 

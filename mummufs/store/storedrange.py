@@ -132,6 +132,21 @@ class StoredRange:
                 return
         raise RangeFileError("somebody keeps writing to it")
 
+    def read_proved(self, buffer: memoryview, offset: int) -> bool:
+        """Fill `buffer` from `offset` bytes into the window, if that is of a file that is as it was proved.
+
+        Nothing is waited for but the disk. False where it is not; the buffer is then what it may be.
+
+        Raises:
+            RangeFileError: it is too short.
+            OSError: it cannot be read.
+        """
+        proved = self._proved
+        if proved is None:
+            return False
+        self._read_all(buffer, HEADER_BYTES + offset)
+        return self._fs.is_in(self._descriptor.fd, proved)
+
     def splice_proved(self, pipe: int, offset: int, size: int) -> bool:
         """Move bytes from `offset` into the window into a pipe, as far as they are proved.
 

@@ -109,6 +109,12 @@ def set_mode(directory: Path, mode: str) -> None:
             pass  # a disk that a failed stop has taken down, or one that died
 
 
+def counters(directory: Path) -> dict[str, float]:
+    """What the disks have done together: "requests", "seeks", "bytes", and "busy_s" of their heads."""
+    every = [json.loads(Path(control).read_text()) for control in _loaded(directory).facts.get("controls", [])]
+    return {key: sum(of_disk[key] for of_disk in every) for key in ("requests", "seeks", "bytes", "busy_s")}
+
+
 def mode_of(directory: Path) -> str:
     """ "slow" or "fast"; "fast" if the disks are gone."""
     for control in _loaded(directory).facts.get("controls", []):

@@ -3,11 +3,12 @@
     scripts/bench/read   --json docs/plots/read.json
     scripts/bench/peers  --json docs/plots/peers.json
     scripts/bench/tokens --json docs/plots/tokens.json
+    scripts/bench/tokens --policies --json docs/plots/policies.json
     scripts/bench/policy --json docs/plots/policy.json
     scripts/bench/plots
 
-The policy's are in docs/policy.md, the others in docs/performance.md. A table is written between `<!-- begin NAME -->`
-and `<!-- end NAME -->`. What has no JSON is left as it is.
+The policy's are in docs/policy.md, the others in docs/performance.md, and the policies' in both. A table is written
+between `<!-- begin NAME -->` and `<!-- end NAME -->`. What has no JSON is left as it is.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import Any
 
 import click
 
+from scripts.bench import tokens_policies
 from scripts.bench.figures import Bars, draw
 from scripts.bench.launch import REPOSITORY
 from scripts.bench.policy_section import policy_section
-from scripts.bench.results import NATIVE, markdown, number, ratio_text, share_text
+from scripts.bench.results import NATIVE, RowResult, markdown, number, ratio_text, share_text
 
 MOUNT = "mount"
 DOCUMENT = REPOSITORY / "docs" / "performance.md"
@@ -115,10 +117,33 @@ def tokens_section(figures: Figures) -> tuple[str, Bars]:
     return "\n".join(text) + notes(figures), bars
 
 
+def policies_section(figures: Figures) -> tuple[str, Bars]:
+    """The table of policies on a real mount, and the plot: seconds per token over LRU's."""
+    bars = Bars("Seconds per token over LRU's, on a mount whose store has a share of the model", "times LRU's seconds")
+    rounds = set[int]()
+    for row in figures["rows"].values():
+        rounds.update(map(len, row["rounds"].values()))
+        seconds = tokens_policies.seconds_of(RowResult(row["title"], None, row["rounds"]))
+        least = seconds.pop(tokens_policies.REFERENCE, None)
+        if least is not None:
+            bars.add(row["title"], {policy: one / least for policy, one in seconds.items()}, None)
+    machine, timed = figures["machine"], f"{figures['tokens']} steps timed after the warm-up"
+    of = f"models of {figures['model_bytes'] >> 20} MiB, a store of {figures['budget_share']:.0%} of each"
+    how = f"medians of {' or '.join(map(str, sorted(rounds)))} rounds"
+    text = [
+        f"{machine['cpus']} cores, kernel {machine['kernel']}; {of}; {timed}; {how}.",
+        "",
+        markdown(tokens_policies.COLUMNS, tokens_policies.rows(figures)),
+        *(f"\n{sentence}" for sentence in tokens_policies.verdicts(figures)),
+    ]
+    return "\n".join(text) + notes(figures), bars
+
+
 Section = Callable[[Figures], tuple[str, Bars]]
 
 SECTIONS: dict[str, Section] = {"read": read_section, "peers": peers_section, "tokens": tokens_section}
-POLICY_SECTIONS: dict[str, Section] = {"policy": policy_section}
+SECTIONS |= {tokens_policies.BENCH: policies_section}
+POLICY_SECTIONS: dict[str, Section] = {"policy": policy_section, tokens_policies.BENCH: policies_section}
 
 
 def replace_section(document: str, name: str, text: str) -> str:

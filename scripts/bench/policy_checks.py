@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from itertools import chain
 
-from mummufs.core.ranges import FileId, RangeKey
-from mummufs.core.simulate import BELADY, Access, IndexCache, Outcome, replay
+from mummufs.core.index import CacheIndex
+from mummufs.core.policy import POLICIES
+from mummufs.core.ranges import FileId, RangeKey, Version
+from mummufs.core.simulate import BELADY, Access, IndexCache, replay
+from mummufs.core.states import Decision
 
 RANGE_BYTES = 1 << 20
 LOOP_RANGES, LOOP_BUDGET_RANGES, LOOP_CYCLES, LOOP_WARMUP_CYCLES = 300, 200, 20, 4
@@ -18,6 +22,7 @@ COST_RANGES, COST_ROUNDS, COST_ACCESSES = 100_000, 5, 40_000
 COST_SMALL_RANGES = 1_000
 
 MODEL, OTHER = b"model", b"other"
+VERSION = Version(0, 0, 0)
 FILES = {MODEL: FileId(1, 1), OTHER: FileId(1, 2)}
 
 
@@ -52,32 +57,59 @@ def burst_survivors(policy: str, pack: bytes) -> float:
 def access_costs(policy: str, ranges: int) -> dict[str, float]:
     """Microseconds of one access in an index of so many resident ranges and as many remembered ones.
 
+    An access is what a read has the index do: look whether the range is resident, and touch it; after a miss, plan a
+    fill, and if it is not declined see the victims out and the range in.
+
     Returns:
         "median" over all accesses, "hit" and "miss": medians over each kind; of COST_ROUNDS rounds the quickest.
     """
-    cache = IndexCache(ranges * RANGE_BYTES, policy)
+    budget = ranges * RANGE_BYTES
+    index = CacheIndex(budget, POLICIES[policy](budget))
+    index.join(FILES[MODEL], MODEL)
     draw = random.Random(ranges)
-    known = [one(number) for number in range(2 * ranges)]
-    for access in known:
-        cache.access(access)
-    rounds = [_timed(cache, list(_skewed(draw, known))) for _ in range(COST_ROUNDS)]
+    known = [one(number).key for number in range(2 * ranges)]
+    for key in known:
+        if not _looked_up(index, key):
+            _fill(index, key)
+    popular = draw.sample(known, len(known))  # most reads fall on few ranges, as with experts
+    keys = [[popular[int(len(known) * draw.random() ** 2)] for _ in range(COST_ACCESSES)] for _ in range(COST_ROUNDS)]
+    gc.collect()
+    gc.freeze()  # the daemon's ranges are not what its collector looks at either
+    try:
+        rounds = [_timed(index, of_round) for of_round in keys]
+    finally:
+        gc.unfreeze()
     return {kind: min(of_round[kind] for of_round in rounds) for kind in rounds[0]}
 
 
-def _timed(cache: IndexCache, accesses: list[Access]) -> dict[str, float]:
+def _timed(index: CacheIndex, keys: Sequence[RangeKey]) -> dict[str, float]:
     hits, misses = list[float](), list[float]()
-    for access in accesses:
+    for key in keys:
         start = time.perf_counter_ns()
-        outcome = cache.access(access)
-        (hits if outcome is Outcome.HIT else misses).append((time.perf_counter_ns() - start) / 1000)
+        hit = _looked_up(index, key)
+        if not hit:
+            _fill(index, key)
+        (hits if hit else misses).append((time.perf_counter_ns() - start) / 1000)
     median = statistics.median
     return {"median": median([*hits, *misses]), "hit": median(hits), "miss": median(misses)}
 
 
-def _skewed(draw: random.Random, known: list[Access]) -> Iterator[Access]:
-    """Most reads fall on few ranges, as with experts."""
-    order = draw.sample(range(len(known)), len(known))
-    return (known[order[int(len(known) * draw.random() ** 2)]] for _ in range(COST_ACCESSES))
+def _looked_up(index: CacheIndex, key: RangeKey) -> bool:
+    hit = index.is_resident(key, VERSION)
+    index.touch(key, key.size, hit=hit)
+    return hit
+
+
+def _fill(index: CacheIndex, key: RangeKey) -> None:
+    decision = Decision.ROOM
+    while decision is Decision.ROOM:
+        decision, victims = index.plan_fill(key, key.size, VERSION)
+        for victim in victims:
+            index.begin_evict(victim)
+            index.finish_evict(victim)
+    if decision is Decision.READY:
+        index.begin_fill(key, key.size, VERSION)
+        index.commit_fill(key)
 
 
 Checks = dict[str, dict[str, float]]

@@ -78,7 +78,7 @@ class Step:
 
 
 class Model:
-    """The ranges of one model, numbered from 0, and its router."""
+    """The ranges of one model, numbered from 0, and its router. The experts come last, from `experts_start` on."""
 
     def __init__(self, shape: Shape, seed: int, *, dense_is_read: bool = True) -> None:
         """`dense_is_read=False`: the engine keeps everything but the experts in memory."""
@@ -100,7 +100,7 @@ class Model:
         of_layer = (shape.norm_bytes, shape.attention_bytes, shape.shared_bytes)
         self._dense = [add(*of_layer) for _ in range(shape.layers)]
         self._head, self._embedding = add(shape.head_bytes), add(shape.head_bytes)
-        self._experts_start = len(sizes)
+        self.experts_start = len(sizes)
         for layer in range(shape.layers):
             lean = LEAN_SHARE if len(shape.parts) >= 3 and layer % 2 == 0 else 1.0
             whole = shape.expert_bytes * lean / sum(shape.parts)
@@ -130,5 +130,5 @@ class Model:
 
     def _experts(self, layer: int, chosen: NDArray[np.int16]) -> Ranges:
         parts = len(self.shape.parts)
-        first = self._experts_start + (layer * self.shape.experts + chosen.astype(np.int64)) * parts
+        first = self.experts_start + (layer * self.shape.experts + chosen.astype(np.int64)) * parts
         return np.asarray((first[:, None] + np.arange(parts)).ravel())

@@ -88,11 +88,15 @@ class Results:
 
     def finish(self, path: Path | None) -> None:
         """Write the JSON, if wanted. Raises ClickException if a measurement failed."""
+        self.write(path)
+        if self.failed:
+            raise click.ClickException("not everything could be measured; the notes say what")
+
+    def write(self, path: Path | None) -> None:
+        """Write the JSON as it is so far, if wanted."""
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
-        if self.failed:
-            raise click.ClickException("not everything could be measured; the notes say what")
 
     def as_json(self) -> dict[str, Any]:
         """All of it."""

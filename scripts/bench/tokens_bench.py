@@ -7,21 +7,23 @@ pre-touched before each token, as if the model were much larger than the memory.
 Warm rows compare a mount that has the whole model in its store with a plain copy of the file beside that store. Cold
 rows compare a new mount with an empty store, which fills as the tokens pass, with reading the slow volume directly. A
 token that takes longer than a limit is cut short, and its time extrapolated by its bytes.
+
+With --policies it is the policies of eviction that are compared: scripts/bench/tokens_policies.py.
 """
 
 from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from scripts.bench import traces
+from scripts.bench import tokens_policies, traces, workloads
 from scripts.bench.bench_mount import STORE_MARGIN_BYTES, BenchMount, is_known
 from scripts.bench.benchlib import SIZE, require_root, signals_raise
 from scripts.bench.places import MARGIN_BYTES, Mode, fast_volume, require_memory, slow_volume, work_directory
@@ -30,6 +32,7 @@ from scripts.bench.replay import Mode as ReadMode
 from scripts.bench.replay import Step, StepTime, program, replay
 from scripts.bench.results import NATIVE, Results, number, print_table
 from scripts.bench.timing import prepare
+from scripts.bench.tokens_policies import PoliciesBench
 
 MOUNT = "mount"
 MODES: dict[ReadMode, tuple[str, float | None]] = {
@@ -41,6 +44,7 @@ MODES: dict[ReadMode, tuple[str, float | None]] = {
 """How it is read, and the most that a warm token may take, over the plain copy."""
 
 MODEL_BYTES = 2 << 30
+TOKENS, ROUNDS = 6, 5
 MODEL_BYTES_MIN = 128 << 20
 TOKEN_LIMIT_S = 5.0
 COPIES = 3.2
@@ -179,56 +183,116 @@ def show(results: Results) -> None:
     print_table(f"tokens, cold, {about}", ("trace", "direct s/token", "mount s/token", "faster by"), cold)
 
 
-@click.command(help=__doc__)
-@click.option("--size", "size", type=SIZE, default=MODEL_BYTES, help="Of each model. Default: 2G.")
-@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True)
-@click.option("--tokens", type=click.IntRange(1, 64), default=6, show_default=True, help="In a warm run.")
-@click.option("--cold-tokens", type=click.IntRange(1, 64), default=2, show_default=True, help="In a cold run.")
-@click.option("--trace", "names", type=click.Choice(traces.NAMES), multiple=True, help="Only these.")
-@click.option("--mode", "modes", type=click.Choice(tuple(MODES)), multiple=True, help="Only these ways of reading.")
-@click.option(
-    "--mount-option", "options", multiple=True, help="Handed to every `mummufs mount -o`. Can be given again."
-)
-@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures there.")
-def main(
-    size: int,
-    rounds: int,
-    tokens: int,
-    cold_tokens: int,
-    names: tuple[str, ...],
-    modes: tuple[ReadMode, ...],
-    options: tuple[str, ...],
-    json_path: Path | None,
+def run_tokens(
+    results: Results, names: Sequence[str], size: int, modes: Sequence[ReadMode], options: tuple[str, ...]
 ) -> None:
-    """The command line."""
-    require_root("the benchmark of tokens")
-    if size < MODEL_BYTES_MIN:
-        raise click.UsageError(f"--size is at least {MODEL_BYTES_MIN >> 20} MiB")
-    if shutil.which("gcc") is None:
-        raise click.ClickException("gcc is not installed: apt-get install gcc")
-    fast_bytes = int(COPIES * size) + 2 * MARGIN_BYTES
-    require_memory(fast_bytes + int(2.5 * size))
-    facts = {"model_bytes": size, "rounds": rounds, "tokens": tokens, "cold_tokens": cold_tokens, "traces": {}}
-    results = Results("tokens", facts)
-    with signals_raise(), ExitStack() as stack:
-        work = stack.enter_context(work_directory())
-        fast = stack.enter_context(fast_volume(work, "fast", fast_bytes))
-        slow, mode = stack.enter_context(slow_volume(work, "slow", int(1.2 * size)))
-        for name in names or traces.NAMES:
+    """Every trace: warm and cold, over a plain copy and over the slow volume."""
+    facts = results.facts
+    with _volumes(int(COPIES * size) + 2 * MARGIN_BYTES, size) as (work, fast, slow, mode):
+        for name in names:
             bench = TokensBench(
                 trace_name=name,
                 work=work,
                 slow=slow,
                 fast=fast,
                 mode=mode,
-                rounds=rounds,
-                warm_tokens=tokens,
-                cold_tokens=cold_tokens,
-                read_modes=modes or tuple(MODES),
+                rounds=facts["rounds"],
+                warm_tokens=facts["tokens"],
+                cold_tokens=facts["cold_tokens"],
+                read_modes=modes,
                 options=options,
                 results=results,
             )
             with results.noting(name):
                 bench.run(size)
-    show(results)
+
+
+def run_policies(
+    results: Results, names: Sequence[str], size: int, rounds: int, options: tuple[str, ...], json_path: Path | None
+) -> None:
+    """Every workload, each policy in each round."""
+    with _volumes(size + 2 * MARGIN_BYTES, size) as (work, fast, slow, mode):
+        for name in names:
+            bench = PoliciesBench(
+                name=name,
+                work=work,
+                slow=slow,
+                fast=fast,
+                mode=mode,
+                rounds=rounds,
+                budget_share=results.facts["budget_share"],
+                tokens=results.facts["tokens"],
+                options=options,
+                results=results,
+                json_path=json_path,
+            )
+            with results.noting(name):
+                bench.run(size)
+
+
+@contextmanager
+def _volumes(fast_bytes: int, size: int) -> Iterator[tuple[Path, Path, Path, Mode]]:
+    require_memory(fast_bytes + int(2.5 * size))
+    with signals_raise(), ExitStack() as stack:
+        work = stack.enter_context(work_directory())
+        fast = stack.enter_context(fast_volume(work, "fast", fast_bytes))
+        slow, mode = stack.enter_context(slow_volume(work, "slow", int(1.2 * size)))
+        yield work, fast, slow, mode
+
+
+@click.command(help=__doc__)
+@click.option("--size", "size", type=SIZE, help="Of each model. Default: 2G; with --policies 512M.")
+@click.option("--rounds", type=click.IntRange(1, 100), help="Default: 5; with --policies 1.")
+@click.option("--tokens", type=click.IntRange(1, 64), help="In a warm run: 6. With --policies those timed: 24.")
+@click.option("--cold-tokens", type=click.IntRange(1, 64), default=2, show_default=True, help="In a cold run.")
+@click.option("--trace", "names", type=click.Choice(workloads.NAMES), multiple=True, help="Only these.")
+@click.option("--mode", "modes", type=click.Choice(tuple(MODES)), multiple=True, help="Only these ways of reading.")
+@click.option("--policies", is_flag=True, help="Compare policies of eviction, with a store smaller than the model.")
+@click.option(
+    *("--budget-share", "share"),
+    type=click.FloatRange(0.01, 1.0),
+    default=tokens_policies.BUDGET_SHARE,
+    show_default=True,
+    help="With --policies: what the store holds of the model.",
+)
+@click.option(
+    "--mount-option", "options", multiple=True, help="Handed to every `mummufs mount -o`. Can be given again."
+)
+@click.option(
+    *("--json", "json_path"),
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the figures there. With --policies the rounds are added to those it has.",
+)
+def main(
+    size: int | None,
+    rounds: int | None,
+    tokens: int | None,
+    cold_tokens: int,
+    names: tuple[str, ...],
+    modes: tuple[ReadMode, ...],
+    policies: bool,
+    share: float,
+    options: tuple[str, ...],
+    json_path: Path | None,
+) -> None:
+    """The command line."""
+    require_root("the benchmark of tokens")
+    size = size or (tokens_policies.MODEL_BYTES if policies else MODEL_BYTES)
+    if size < MODEL_BYTES_MIN:
+        raise click.UsageError(f"--size is at least {MODEL_BYTES_MIN >> 20} MiB")
+    unknown = [name for name in names if not policies and name not in traces.NAMES]
+    if unknown or (policies and modes):
+        raise click.UsageError(f"--trace {unknown[0]} is for --policies" if unknown else "--policies has no --mode")
+    if shutil.which("gcc") is None:
+        raise click.ClickException("gcc is not installed: apt-get install gcc")
+    if policies:
+        facts = {"model_bytes": size, "budget_share": share, "tokens": tokens or tokens_policies.TOKENS}
+        results = tokens_policies.taken_up(json_path, facts)
+        run_policies(results, names or workloads.NAMES, size, rounds or 1, options, json_path)
+        tokens_policies.show(results)
+    else:
+        facts = {"model_bytes": size, "rounds": rounds or ROUNDS, "tokens": tokens or TOKENS}
+        results = Results("tokens", {**facts, "cold_tokens": cold_tokens, "traces": {}})
+        run_tokens(results, names or traces.NAMES, size, modes or tuple(MODES), options)
+        show(results)
     results.finish(json_path)

@@ -140,6 +140,11 @@ def steps(trace: Trace, layout: Layout, count: int) -> list[Step]:
     return [list(_token(layout, token)) for token in trace.tokens[:count]]
 
 
+def prompt_step(trace: Trace, layout: Layout) -> Step:
+    """The prompt in one pass: layer by layer the dense ranges, then each expert that any of its tokens chose."""
+    return list(_token(layout, trace.prompt))
+
+
 def _token(layout: Layout, token: Sequence[Sequence[int]]) -> Iterator[Range]:
     for layer, number in zip(layout.layers, layout.chosen, strict=True):
         yield from layer.dense

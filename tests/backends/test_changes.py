@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import cast
 
 import pyfuse3
 import pytest
@@ -67,10 +68,15 @@ async def test_a_name_that_was_removed_while_a_listing_is_read_is_not_in_it(
 ) -> None:
     """The kernel would believe that it is there; and whoever has the number by now is not that file."""
     told: list[bytes] = []
-    monkeypatch.setattr(pyfuse3, "readdir_reply", lambda _, name, *_rest: told.append(name) is None)
+
+    def reply(_: object, name: bytes, *_rest: object) -> bool:
+        told.append(name)
+        return True
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
     async with engine(MemorySource({b"a": b"1", b"b": b"2", b"c": b"3"}), tmp_path, FakeParser()) as e:
         ops, ctx = operations(e), pyfuse3.RequestContext()
-        fh, token = await ops.opendir(ROOT, ctx), None
+        fh, token = await ops.opendir(ROOT, ctx), cast(pyfuse3.ReaddirToken, None)
         await ops.readdir(fh, 0, token)
         entry = await ops.lookup(ROOT, b"a", ctx)
         reader = await ops.open(entry.st_ino, os.O_RDONLY, ctx)

@@ -84,6 +84,32 @@ def test_a_walk_brings_the_rest_of_its_window(b: Bench, first: int) -> None:
     assert pusher.queued_bytes_max == max(0, end - offset)
 
 
+def test_a_window_that_is_walked_is_touched_once(b: Bench) -> None:
+    """By two READs, and by what was pushed, which is no READ. It is handed on once."""
+    pusher = start(b)
+    walk(b, 0)
+    wait_for(lambda: pusher.queued_bytes, lambda queued: queued == 0)
+    hits, touched = b.lane.take_touched()
+    pushed = b.lane.take_pushed()
+    (stored_range,) = touched
+    assert (hits, touched[stored_range]) == (2, 2 * PAGE)
+    assert pushed == {stored_range: WINDOW - 2 * PAGE}
+    assert (b.lane.take_touched(), b.lane.take_pushed()) == ((0, {}), {})
+    assert len(b.news) == 1, "a batch is told of once"
+    walk(b, 40)
+    assert len(b.news) == 2
+
+
+def test_what_is_noted_as_pushed_is_bounded(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push, "NOTED_MAX", 1)
+    pusher = start(b)
+    for page in (0, 40):
+        walk(b, page)
+        wait_for(lambda: pusher.queued_bytes, lambda queued: queued == 0)
+    assert pusher.pushed_bytes > WINDOW
+    assert list(b.lane.take_pushed().values()) == [WINDOW - 2 * PAGE]
+
+
 @pytest.mark.parametrize(
     ("pages", "size", "flags"),
     [

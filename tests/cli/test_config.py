@@ -12,9 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mummufs import paths
-from mummufs.config import STORE_BYTES_DEFAULT, MountConfig, build, daemon_arguments
+from mummufs.config import POLICIES, STORE_BYTES_DEFAULT, MountConfig, build, daemon_arguments
+from mummufs.core import policy as core_policy
 from mummufs.core.errors import UsageError
 from mummufs.mountinfo import MountEntry
+from mummufs.options import OWN_OPTIONS
 
 NAMES = st.text(
     st.characters(blacklist_characters="\0/", blacklist_categories=["Cs"]), min_size=1, max_size=40
@@ -52,12 +54,18 @@ def test_the_defaults(tree: Path) -> None:
     )
 
 
+def test_every_policy_of_the_core_can_be_asked_for(tree: Path) -> None:
+    assert set(POLICIES) == set(core_policy.POLICIES)
+    assert made(tree, "policy=decay").policy == "decay"
+    assert OWN_OPTIONS["policy"] == "|".join(POLICIES)
+
+
 def test_every_option_arrives(tree: Path) -> None:
     config = made(
         tree,
         f"store={tree}/store,store_size=1.5G,store_reserve=2G,source_reads=7,read_ahead=1M,max_background=99",
         "attr_timeout=0,settle=250ms,policy=lfu,log_level=DEBUG,mount_timeout=2m,fsname=the name,allow_other,noexec",
-        f"manifest={tree}/file,log_file={tree}/log,write_budget_gb_per_day=0.5",
+        f"manifest={tree}/file,log_file={tree}/log,write_budget_gb_per_day=0.5,prefetch=order",
     )
     assert config == MountConfig(
         source=tree / "source",
@@ -73,6 +81,7 @@ def test_every_option_arrives(tree: Path) -> None:
         settle_s=0.25,
         policy="lfu",
         write_budget_bytes=512 << 20,
+        prefetch="order",
         manifest=tree / "file",
         log_file=tree / "log",
         log_level="debug",
@@ -125,7 +134,7 @@ def test_a_long_option_wins_over_o(tree: Path) -> None:
         ("attr_timeout=-1", "attr_timeout: '-1' is not a duration"),
         ("settle=x", "settle: 'x' is not a duration"),
         ("mount_timeout=0", "mount_timeout: it must be more than 0"),
-        ("policy=fifo", "policy: 'fifo' is not one of hotness, lru, lfu"),
+        ("policy=fifo", "policy: 'fifo' is not one of hotness, lru, lfu, decay"),
         ("write_budget_gb_per_day=50G", "write_budget_gb_per_day: '50G' is not a number of GiB, such as 64"),
         ("write_budget_gb_per_day=-1", "write_budget_gb_per_day: '-1' is not a number of GiB, such as 64"),
         (
@@ -256,7 +265,7 @@ def test_the_daemon_gets_the_same_settings(
     tree: Path, store: str, fsname: str, size: int, settle: int, other: bool
 ) -> None:
     config = replace(
-        made(tree, "rw,noexec,nosuid,policy=lru,read_ahead=0,write_budget_gb_per_day=33.3333333"),
+        made(tree, "rw,noexec,nosuid,policy=lru,prefetch=order,read_ahead=0,write_budget_gb_per_day=33.3333333"),
         store_dir=Path(paths.writable_place("x", f"{tree}/new/{store}", directory=True)),
         fsname=fsname,
         store_bytes=size,

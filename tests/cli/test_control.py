@@ -5,11 +5,15 @@ from __future__ import annotations
 import fcntl
 import socket
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
 from mummufs import control
+from mummufs.control import Answer
 
 WAIT_S = 30.0
 
@@ -73,3 +77,21 @@ def test_a_later_daemon_s_socket_at_the_same_place_stays(tmp_path: Path, monkeyp
     finally:
         second.close()
     assert control.sockets() == []
+
+
+async def test_a_request_may_have_arguments_of_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "runtime_dir", lambda: tmp_path)
+
+    async def echo(asked: Mapping[str, object]) -> Answer:
+        return {"asked": dict(asked)}
+
+    server = control.ControlServer(Path("/m"), {"echo": echo})
+    args: dict[str, Any] = {"path": "a", "mountpoint": "b", "windows": []}
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.serve)
+            answer = await trio.to_thread.run_sync(lambda: control.request(Path("/m"), "echo", **args))
+            nursery.cancel_scope.cancel()
+    finally:
+        server.close()
+    assert answer == {"asked": {"op": "echo", **args}}

@@ -178,6 +178,16 @@ def test_what_cannot_be_is_told(daemon: Daemon, tmp_path: Path) -> None:
     assert done.exit_code == 1 and "cannot be read" in done.stderr
     done = called("save", "/m", str(tmp_path / "no" / "such" / "p"))
     assert done.exit_code == 1 and "cannot be written" in done.stderr
+    (tmp_path / "p").write_text('{"mummufs_profile": 7}')
+    assert called("save", "/m", str(tmp_path / "p")).exit_code == 0, "a profile is replaced by the next"
+    (tmp_path / "model").write_bytes(b"weights")
+    (tmp_path / "link").symlink_to("model")
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("", "/", "model", "link", "fifo", ".", str(tmp_path)):
+        done = called("save", "/m", str(tmp_path / name) if name not in ("", "/") else name)
+        assert done.exit_code == 2 and done.stderr.startswith("mummufs: '"), name
+    assert (tmp_path / "model").read_bytes() == b"weights"
+    assert [p.name for p in tmp_path.iterdir() if "part" in p.name] == []
     daemon.source.rename(tmp_path / "away")
     done = called("save", "/m", str(tmp_path / "p"))
     assert done.exit_code == 1 and "cannot be opened" in done.stderr

@@ -14,7 +14,7 @@ from mummufs import control
 from mummufs.cli import cli
 from mummufs.commands import located as located_module
 from mummufs.commands.status import _readable
-from mummufs.commands.warm import choose
+from mummufs.commands.warm import REASONS, choose
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.mountinfo import MountEntry
 from mummufs.store.layout import charge_of
@@ -178,7 +178,7 @@ def test_warm_says_how_it_went(daemon: Daemon, mounted: Path) -> None:
     assert daemon.args("warm_progress") == {"job": 5}
     assert done.stdout.splitlines() == [
         "4.0 MiB of 6.0 MiB are in the store: 4 of 6 ranges, 3.0 MiB of them new",
-        "2 ranges, 2.0 MiB, are not: the budget is too small: what is in the store is hotter, pinned, or asked for too",
+        f"2 ranges, 2.0 MiB, are not: {REASONS['budget']}",
         "1 of 2 files have no such ranges, and are passed through",
     ]
     assert json.loads(called("warm", mounted, "--json").stdout) == {"schema": 1, **WARM}

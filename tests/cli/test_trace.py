@@ -101,7 +101,7 @@ def test_it_writes_what_was_read_until_the_time_is_over(daemon: Daemon, tmp_path
     assert (tmp_path / "t").stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_and_what_is_left_is_written(
     daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:

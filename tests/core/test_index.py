@@ -276,6 +276,13 @@ class IndexMachine(RuleBasedStateMachine):
         del self.known[key]
         self.forget(key)
 
+    @precondition(lambda self: self.in_state(State.EVICTING))
+    @rule(data=st.data())
+    def abort_evict(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.in_state(State.EVICTING)))
+        self.index.abort_evict(key)
+        self.known[key].state = State.RESIDENT
+
     @rule(key=st.sampled_from(KEYS), event=st.sampled_from(Event))
     def a_transition_out_of_the_table_changes_nothing(self, key: RangeKey, event: Event) -> None:
         state = self.index.state(key)
@@ -352,6 +359,7 @@ def _send(index: CacheIndex, event: Event, key: RangeKey, charge: int = PAGE_SIZ
         Event.RESTORE: lambda: index.restore(key, charge, OLD),
         Event.RESTAMP: lambda: index.restamp(key, NEW),
         Event.BEGIN_EVICT: lambda: index.begin_evict(key),
+        Event.ABORT_EVICT: lambda: index.abort_evict(key),
         Event.FINISH_EVICT: lambda: index.finish_evict(key),
     }
     return calls[event]()

@@ -286,10 +286,12 @@ async def engine(
     policy: str = "hotness",
     source_reads: int = 8,
     open_max: int = 64,
+    files_max: int = 1024,
     settle_s: float = 0.0,
     wall_ns: Callable[[], int] = lambda: WALL_NS,
     read_around: bool = False,
     write_budget_bytes: int = 0,
+    prefetch: bool = False,
     scan: bool = False,
     hold_scan: bool = False,
 ) -> AsyncIterator[Engine]:
@@ -307,8 +309,10 @@ async def engine(
         settle_s=settle_s,
         policy=policy,
         open_max=open_max,
+        files_max=files_max,
         read_around=read_around,
         write_budget_bytes=write_budget_bytes,
+        prefetch=prefetch,
     )
     store = store or RangeStore(fs or RealOs(store_dir))
     service = _WatchedService(

@@ -46,6 +46,8 @@ async def test_what_was_read_before_the_parse_has_ended_is_filled_afterwards(tmp
         await e.idle()
         resident, absent = State.RESIDENT, State.ABSENT
         assert [e.state(handle, i) for i in range(COUNT)] == [resident, resident, absent, resident]
+        touches = [2 ** e.index.heat(e.key(handle, i)) for i in range(COUNT)]
+        assert touches == pytest.approx([0.5, 1, 0.5, 2000 / WINDOW], rel=1e-3), "by what was read of each"
         before = len(source.reads)
         assert await e.read(handle, 0, 2 * WINDOW) == DATA[: 2 * WINDOW]
         assert len(source.reads) == before

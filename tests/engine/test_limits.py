@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from functools import partial
 from pathlib import Path
 
@@ -293,3 +294,25 @@ async def test_a_drain_gives_up_on_a_source_that_hangs(tmp_path: Path, mock_cloc
         source.release_reads()
         await e.idle()
         e.check()
+
+
+async def test_more_files_than_may_be_open_are_refused_and_those_that_are_go_on(tmp_path: Path) -> None:
+    source = MemorySource({b"a": DATA, b"b": DATA, b"c": DATA})
+    async with engine(source, tmp_path, FakeParser(), files_max=2) as e:
+        a, b = await e.open(b"a"), await e.open(b"b")
+        again = await e.open(b"a")  # it takes no descriptor more
+        with pytest.raises(OSError, match="open files") as refused:
+            await e.open(b"c")
+        assert refused.value.errno == errno.EMFILE
+        mirror, node = e.service.mirror, b.node
+        with pytest.raises(OSError, match="open files"):  # a descriptor to write is one of its own
+            await mirror.open(node, truncate=False, drop_privileges=False)
+        assert await e.read(a, WINDOW, PAGE) == DATA[WINDOW : WINDOW + PAGE]
+        e.service.overlay.close(a)
+        e.service.overlay.close(again)
+        writer = await mirror.open(node, truncate=False, drop_privileges=False)
+        with pytest.raises(OSError, match="open files"):
+            await e.open(b"c")
+        mirror.close(writer)
+        assert await e.read(await e.open(b"c"), 0, PAGE) == DATA[:PAGE]
+        await e.idle()

@@ -272,7 +272,7 @@ async def test_a_rename_of_a_directory_is_not_noticed_below_it(tmp_path: Path) -
             between.set()
             await finish.wait()
 
-        m._names = stopped  # type: ignore[method-assign]
+        m._names = stopped  # type: ignore[method-assign, assignment]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(m.rename, root, b"d", root, b"z", 0)
             await between.wait()

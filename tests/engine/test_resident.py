@@ -92,3 +92,16 @@ def test_a_range_of_another_version_or_that_was_removed_is_not_there(tmp_path: P
     assert resident.remove(_key(0)) is None
     assert resident.acquire(_key(0), VERSION) is None
     assert (len(resident), resident.open_files) == (0, 0)
+
+
+def test_a_range_that_nobody_has_opened_goes_as_it_came(tmp_path: Path) -> None:
+    store = RangeStore(FaultyOs(tmp_path))
+    resident = Resident(store)
+    store.write_range(_key(0), VERSION, memoryview(contents(PAGE)))
+    for _ in range(2):
+        resident.add(_key(0), VERSION)
+        assert resident.remove(_key(0)) is None
+        assert resident.acquire(_key(0), VERSION) is None
+    resident.add(_key(0), VERSION)
+    assert resident.acquire(_key(0), VERSION) is not None
+    assert resident.remove(_key(0)) is not None

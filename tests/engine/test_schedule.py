@@ -12,8 +12,9 @@ from trio.testing import MockClock
 
 from mummufs.core.ranges import ByteRange, FileId, RangeKey
 from mummufs.engine import bringing, filler, flight
-from mummufs.engine.bringing import FOREGROUND_BYTES
+from mummufs.engine.bringing import FOREGROUND_BYTES, PASS_PIECE_BYTES, PASS_WINDOW_BYTES
 from mummufs.engine.filler import MERGE_GAP_BYTES, MERGE_MAX_BYTES, _merged
+from mummufs.engine.flight import PIECE_MAX_BYTES
 from mummufs.engine.schedule import BACKGROUND_WAIT_S, LOWEST_WAIT_S, Schedule
 from mummufs.engine.threads import Pools
 from mummufs.source.memory import MemoryFile, MemorySource
@@ -291,12 +292,21 @@ async def test_a_window_of_a_few_mib_is_read_in_one_go(tmp_path: Path) -> None:
         e.check()
 
 
-def held_at(monkeypatch: pytest.MonkeyPatch, offset: int) -> threading.Event:
+class Held(threading.Event):
+    """What a read of the source waits for; `reached` is set when it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+
+
+def held_at(monkeypatch: pytest.MonkeyPatch, offset: int) -> Held:
     """A read of the source that begins there waits for this."""
-    gate, real = threading.Event(), MemoryFile.read_into
+    gate, real = Held(), MemoryFile.read_into
 
     def read_into(file: MemoryFile, buffer: memoryview, at: int) -> int:
         if at == offset:
+            gate.reached.set()
             assert gate.wait(20.0)
         return real(file, buffer, at)
 
@@ -377,6 +387,7 @@ async def test_a_mount_that_ends_within_a_run(tmp_path: Path, monkeypatch: pytes
     async with engine(source, tmp_path, parser) as e:
         assert await e.read(await e.open(b"model"), 0, 64 * KIB) == data[: 64 * KIB]
         places = e.pools.source
+        await e.wait_until(gate.reached.is_set)
         assert places.busy == 1
     gate.set()
     with trio.fail_after(FAIL_AFTER_S):
@@ -447,6 +458,36 @@ async def test_a_window_is_asked_for_whole_before_its_first_piece_is_read(
         await e.idle()
         half = ByteRange(window + window // 2, window // 2)
         assert told[0] == (0, [half, ByteRange(window, window // 2)])
+        e.check()
+
+
+@pytest.mark.parametrize(
+    ("window", "read", "asked"),
+    [
+        (MIB, ByteRange(512 * KIB, PASS_PIECE_BYTES), [ByteRange(0, MIB)]),
+        (MIB, ByteRange(512 * KIB, PASS_PIECE_BYTES - PAGE), []),
+        (MIB, ByteRange(0, MIB), []),
+        (2 * PASS_WINDOW_BYTES, ByteRange(MIB, MIB), [ByteRange(MIB, MIB + PIECE_MAX_BYTES)]),
+    ],
+    ids=["a piece", "too small to be one", "all of it", "a large window"],
+)
+@pytest.mark.parametrize("spins", [True, False])
+async def test_a_declined_window_is_read_in_one_pass_however_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int, read: ByteRange, asked: list[ByteRange], spins: bool
+) -> None:
+    told: list[ByteRange] = []
+    monkeypatch.setattr(flight, "will_need", lambda _, runs: told.extend(runs))
+    monkeypatch.setattr(filler, "will_need", lambda *_: None)
+    data = bytes(window)
+    source, parser = MemorySource({b"model": data}), FakeParser({b"model": make_table(window, [(0, window)])})
+    async with engine(source, tmp_path, parser, budget_bytes=window // 2, read_around=spins) as e:
+        handle = await e.open(b"model")
+        told.clear()
+        assert await e.read(handle, *read) == data[: read.size]
+        await e.idle()
+        assert e.counters.fills.declined == 1
+        assert told == (asked if spins else [])
+        assert source.read_bytes() == read.size, "the disks read, and nothing more is fetched"
         e.check()
 
 

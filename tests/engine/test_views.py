@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -122,4 +124,19 @@ def test_what_was_served_is_counted_and_touched() -> None:
     reports.take(3, {stored: 5 * PAGE, evicted: PAGE})
     assert (counters.reads.hits, counters.reads.hit_bytes, counters.reads.replied_bytes) == (3, 6 * PAGE, 6 * PAGE)
     assert index.statistics().resident == before.resident == 1
+    index._check()
+
+
+def test_what_was_pushed_is_touched_and_not_counted() -> None:
+    """The first page by a request and the rest pushed: one touch, and one page of replies."""
+    index, counters = CacheIndex(1 << 30, HotnessPolicy(1 << 30)), Counters()
+    reports = HitReports(index, counters, Tracing())
+    key, gone = RangeKey(FILE, 0, 4 * PAGE), RangeKey(FILE, 8 * PAGE, 4 * PAGE)
+    index.restore(key, 5 * PAGE, VERSION)
+    stored, evicted = (cast(StoredRange, Named(k.offset, k.size)) for k in (key, gone))
+    reports.take(1, {stored: PAGE})
+    reports.take_pushed({stored: 3 * PAGE, evicted: PAGE})
+    assert (counters.reads.hits, counters.reads.hit_bytes, counters.reads.replied_bytes) == (1, PAGE, PAGE)
+    assert index.heat(key) == pytest.approx(0, abs=1e-4), "of a budget as large, it has hardly cooled"
+    assert index.heat(gone) == -inf
     index._check()

@@ -10,8 +10,10 @@ import trio
 
 from mummufs.core.errors import MummufsError
 from mummufs.core.manifest import Manifest, ManifestRange, RangeTable
+from mummufs.core.ratings import HeatRecord
 from mummufs.core.states import State
 from mummufs.engine.jobs import KEPT_MAX, WAITING_MAX, Job, JobState
+from mummufs.engine.lately import LATELY_S, NOTES
 from mummufs.engine.placement import Placement
 from mummufs.engine.warmer import SETTLE_WAIT_S
 from mummufs.engine.warmprogress import Reason, Tally, Target, WarmProgress
@@ -296,3 +298,52 @@ async def test_the_queue_has_a_limit(tmp_path: Path) -> None:
             await ended(e, start(e, ranges="blk.0.*"))
         with pytest.raises(MummufsError, match="no such job"):
             warms.get(1)
+
+
+async def test_what_it_has_brought_itself_makes_no_room_for_the_rest(tmp_path: Path) -> None:
+    source, parser = model(b"a", b"b")
+    async with engine(source, tmp_path, parser, budget_bytes=budget_of(30)) as e:
+        done = await ended(e, start(e, b"*"))
+        assert (done.resident.ranges, done.filled.ranges, e.counters.evictions.ranges) == (30, 30, 0)
+        assert done.declined[Reason.BUDGET].ranges == 2 * COUNT - 30
+        e.check()
+
+
+async def test_a_model_that_nobody_has_read_in_this_mount_makes_room_however_hot_it_was(tmp_path: Path) -> None:
+    source, parser = model(b"hot/model", b"read/model", b"model")
+    async with engine(source, tmp_path, parser, budget_bytes=budget_of(20), scan=True) as e:
+        for name in (b"hot/model", b"read/model"):
+            windows = array("Q", [n for i in range(10) for n in (i * WINDOW, WINDOW)])
+            await ended(e, placement(e).warmer.warm_nowait([Target(name, windows)], "*"))
+        keys = {key: e.index.heat(key) for key in e.index.resident_keys()}
+        assert len(keys) == 20
+        async with placement(e)._places.opened(b"hot/model") as handle:
+            hot = [e.key(handle, i) for i in range(10)]
+        async with placement(e)._places.opened(b"read/model") as handle:
+            read = [e.key(handle, i) for i in range(10)]
+            for _ in range(4):
+                for i in range(10):
+                    await e.read(handle, i * WINDOW, WINDOW)
+        for key in hot:
+            e.index.recall(HeatRecord(key, 8.0, 0))
+        done = await ended(e, start(e))
+        assert done.resident.ranges == 10
+        assert [e.index.state(key) for key in hot] == [State.ABSENT] * 10
+        assert [e.index.state(key) for key in read] == [State.RESIDENT] * 10
+        e.check()
+
+
+async def test_a_model_that_was_read_long_ago_makes_room(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
+    source, parser = model(b"old/model", b"model")
+    async with engine(source, tmp_path, parser, budget_bytes=budget_of(12)) as e:
+        await ended(e, start(e, b"old"))
+        async with placement(e)._places.opened(b"old/model") as handle:
+            for _ in range(4):
+                for i in range(12):
+                    await e.read(handle, i * WINDOW, WINDOW)
+        assert (await ended(e, start(e))).resident.ranges == 0
+        for _ in range(NOTES + 1):
+            mock_clock.jump(LATELY_S / NOTES)
+            await e.idle()
+        assert (await ended(e, start(e))).resident.ranges == 12
+        e.check()

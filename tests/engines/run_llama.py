@@ -11,7 +11,6 @@ import argparse
 import importlib
 import json
 import os
-import pwd
 import sys
 from typing import Any
 
@@ -23,6 +22,8 @@ TOP = 5
 
 def become(name: str) -> None:
     """Be this user from now on, in all ids and without any capability."""
+    import pwd  # Windows has none, and runs this too
+
     user = pwd.getpwnam(name)
     os.setgroups([])
     os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
@@ -70,7 +71,7 @@ def complete(llama: Any, model: str, mode: str, tokens: int) -> dict[str, Any]:
         "text": choice["text"],
         "tokens": [step["id"] for step in content],
         "logprobs": [[[top["id"], top["logprob"]] for top in step["top_logprobs"]] for step in content],
-        "uid": os.getuid(),
+        "uid": getattr(os, "getuid", int)(),
     }
 
 

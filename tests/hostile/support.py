@@ -30,6 +30,11 @@ def model(tree: Path, *names: str, ranges: int = RANGES) -> dict[str, bytes]:
     return {name: (tree / name).read_bytes() for name in names}
 
 
+def random_bytes(size: int, seed: int = 1) -> bytes:
+    """Bytes without a pattern."""
+    return random.Random(seed).randbytes(size)
+
+
 def hash_of(name: str) -> int:
     """A seed of a name, the same in every process."""
     return int.from_bytes(name.encode(), "big") % 1_000_003

@@ -26,8 +26,9 @@ from hypothesis.stateful import (
 )
 
 from mummufs.store.layout import HEADER_BYTES
-from tests.hostile.witness import DONE, HANDLES_MAX, NAMES, PAGE, Witness
-from tests.mounts.harness import Mounted, opened
+from tests.hostile.rules_of_writing import WrittenTo, firsts, names, shares, sizes
+from tests.hostile.witness import DONE, HANDLES_MAX, NAMES, PAGE
+from tests.mounts.harness import Mounted
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.mount, pytest.mark.slow]
@@ -38,23 +39,8 @@ DISK_BYTES = 4 << 20
 MAPPED = "import mmap,os,sys\nfd=os.open(sys.argv[1],os.O_RDONLY)\nos.write(1,mmap.mmap(fd,0,prot=mmap.PROT_READ)[:])"
 """Maps a file and prints it: in a process of its own, because SIGBUS would end the tests."""
 
-WRITES_MAPPED = """
-import mmap, os, sys
-fd = os.open(sys.argv[1], os.O_RDWR)
-with mmap.mmap(fd, 0) as memory:
-    os.close(fd)
-    for at in (int(sys.argv[2]), 0):
-        memory[at] ^= 255
-"""
-"""Writes to a mapping, which outlives its descriptor, and never asks for it to be written back."""
 
-names = st.sampled_from(NAMES)
-firsts = st.sampled_from(("nothing", "read", "hold"))
-shares = st.floats(0, 0.999)
-sizes = st.sampled_from((1, 100, PAGE, 3 * PAGE + 5, 40_000, 1 << 20))
-
-
-class Mirror(Witness):
+class Mirror(WrittenTo):
     """What may happen to a mount, its source and its store."""
 
     # ------------------------------------------------------------------ the start and the end
@@ -234,81 +220,6 @@ class Mirror(Witness):
             self._first(name, first)
             os.link(self.source / name, self.root / f"link{next(self.seeds)}")
 
-    # ------------------------------------------------------------------ it is written to
-
-    @rule(name=names, share=shares, size=sizes, sync=st.booleans(), first=firsts)
-    def write(self, name: str, share: float, size: int, sync: bool, first: str) -> None:
-        """Some bytes, beyond the end perhaps."""
-        if not self.now[name]:
-            return
-        self._first(name, first)
-        self._wait_seen(name)
-        old, offset = self.now[name] or b"", self._offset(name, share)
-        new = random.Random(next(self.seeds)).randbytes(size)
-        with opened(self.m.path(name), os.O_WRONLY) as fd:
-            assert os.pwrite(fd, new, offset) == size
-            self._written(name, old[:offset] + new + old[offset + size :])
-            if sync:
-                os.fsync(fd)
-                self._read(name, max(0, offset - PAGE), 2 * PAGE, cold=True)
-        assert (self.source / name).read_bytes() == self.now[name]
-
-    @rule(name=names, share=shares, first=firsts)
-    def write_mapped(self, name: str, share: float, first: str) -> None:
-        """A byte in the middle and one at the start, by a mapping."""
-        if not self.now[name]:
-            return
-        self._first(name, first)
-        self._wait_seen(name)
-        data, offset = bytearray(self.now[name] or b""), self._offset(name, share)
-        for at in (offset, 0):
-            data[at] ^= 255
-        command = [sys.executable, "-S", "-c", WRITES_MAPPED, os.fspath(self.m.path(name)), str(offset)]
-        done = subprocess.run(command, capture_output=True, timeout=30, check=False)
-        assert done.returncode == 0, done.stderr
-        self._written(name, bytes(data))
-
-    @rule(name=names, share=st.floats(0, 1.5), first=firsts)
-    def truncate_through(self, name: str, share: float, first: str) -> None:
-        """Cut, or made longer."""
-        if not self.now[name]:
-            return
-        self._first(name, first)
-        self._wait_seen(name)
-        old = self.now[name] or b""
-        size = int(share * len(old))
-        os.truncate(self.m.path(name), size)
-        self._written(name, old[:size].ljust(size, b"\0"))
-
-    @rule(name=names, mode=st.sampled_from((0o600, 0o644)), first=firsts)
-    def touch_through(self, name: str, mode: int, first: str) -> None:
-        """Mode, times, a name away and back, and one more name: none of it changes a byte or costs a handle."""
-        if self.now[name] is None:
-            return
-        self._first(name, first)
-        self._wait_seen(name)
-        path, away = self.m.path(name), self.m.path(f"away{next(self.seeds)}")
-        path.chmod(mode)
-        os.utime(path, ns=(next(self.stamps),) * 2)
-        path.rename(away)
-        away.rename(path)
-        os.link(path, away)
-
-    @rule(name=names)
-    def unlink_while_open(self, name: str) -> None:
-        """Who has it open goes on."""
-        if not self.now[name]:
-            return
-        self._wait_seen(name)
-        with opened(self.m.path(name), os.O_RDWR) as fd:
-            self.m.path(name).unlink()
-            contents = self.now[name] or b""
-            assert os.pread(fd, len(contents), 0) == contents
-            assert os.pwrite(fd, b"last words", 5) == 10
-            assert os.pread(fd, 20, 0) == (contents[:5] + b"last words" + contents[15:])[:20]
-            self._written(name, contents[:5] + b"last words" + contents[15:])
-        self._changed(name, None)
-
     # ------------------------------------------------------------------ the store fails
 
     def _range_file(self, which: int) -> Path | None:
@@ -405,12 +316,15 @@ PROFILE = settings(
 )
 
 
+WANTED = (
+    *("hits", "fills", "evictions", "stale", "corrupt", "store", "written", "stamped"),
+    *("hits of the lane", "hits without a lane", "renamed", "renamed over", "read though gone"),
+)
+"""What a run must have done, or it has put nothing to the test."""
+
+
 def test_whatever_happens_bytes_are_right() -> None:
     DONE.clear()
     run_state_machine_as_test(Mirror, settings=PROFILE)
-    idle = [
-        name
-        for name in ("hits", "fills", "evictions", "stale", "corrupt", "store", "written", "stamped")
-        if not DONE[name]
-    ]
+    idle = [name for name in WANTED if not DONE[name]]
     assert not idle, f"this run has put nothing to the test: {dict(DONE)}"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import random
-import shutil
 import subprocess
 import threading
 import time
@@ -16,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.faultfs.client import FaultFs
+from tests.hostile.damage import damage
 from tests.hostile.support import (
     KIB,
     LOG_LINES_A_MINUTE,
@@ -35,7 +34,7 @@ from tests.mounts.harness import Mounted, opened, run
 from tests.mounts.test_bytes import map_shared
 from tests.mounts.test_filling import pread_direct
 from tests.mounts.test_lifecycle import is_free
-from tests.mounts.test_store_faults import Load, delete, empty, extend, flip, shorten
+from tests.mounts.test_store_faults import Load
 from tests.support.models import write_native
 from tests.support.waiting import WAIT_S, wait_for
 
@@ -219,25 +218,9 @@ def test_a_store_whose_directory_is_deleted_is_made_anew(tree: Path, store: Path
 
 @pytest.mark.mount
 def test_range_files_deleted_and_damaged_all_the_time(tree: Path, store: Path) -> None:
-    faults = (delete, empty, shorten, extend, flip)
-    expected = model(tree, "a", "b")
-    rng = random.Random(4)
-    with Mounted(tree, store=store) as m:
-        fill(m, expected)
-        with Load(m, expected) as load:
-            until = time.monotonic() + 3
-            while time.monotonic() < until:
-                found = m.range_files()
-                for path in rng.sample(found, min(3, len(found))):
-                    with contextlib.suppress(OSError, IndexError):  # the mount was quicker, or it is damaged already
-                        rng.choice(faults)(path)
-                if rng.random() < 0.1:
-                    for sub in (store / "ranges").glob("*"):
-                        shutil.rmtree(sub, ignore_errors=True)
-                threading.Event().wait(0.01)
-        assert not load.wrong
-        wait_for(lambda: fill(m, expected), lambda n: n == 2 * 10)
-        assert m.status()["errors"]["handler"] == 0
+    """For some seconds here; `scripts/soak damage` does it for an hour."""
+    done = damage(tree, store, seconds=3, seed=4)
+    assert done["damaged"] > 20 and done["fills"] > 40 and done["passes"] > 10
 
 
 @pytest.mark.mount

@@ -169,6 +169,7 @@ class Witness(RuleBasedStateMachine):
             assert error.errno == errno.ESTALE, error
             assert self.changes[handle.name] != handle.change, "ESTALE, and the file has not changed"
             return
+        DONE["read though gone"] += handle.name not in NAMES
         contents = handle.contents if handle.source_fd is None else os.pread(handle.source_fd, 1 << 30, 0)
         self._compare(f"a handle of {handle.name}", found, [contents], offset, size)
 
@@ -190,6 +191,21 @@ class Witness(RuleBasedStateMachine):
             if handle.name == name and handle.change == self.changes[name]:
                 handle.contents = data
         self.now[name] = data
+
+    def _replaced(self, name: str, data: bytes | None) -> None:
+        """Note that a name has got another file, or none, through the mount: who has the old one open goes on with it.
+
+        The kernel has done it, so it is seen at once.
+        """
+        self._move_handles(name, f"gone {next(self.seeds)}")
+        self.changes[name] += 1
+        self.now[name] = data
+
+    def _move_handles(self, name: str, to: str) -> None:
+        """The handles of what a name is now are of another name from now on."""
+        for handle in self.handles:
+            if handle.name == name and handle.change == self.changes[name]:
+                handle.name, handle.change = to, self.changes[to]
 
     def _make(self, path: Path) -> bytes:
         write_gguf(path, seed=next(self.seeds), layers=(0,), experts=3, dense_bytes=90 << 10, expert_bytes=48 << 10)
@@ -242,6 +258,13 @@ class Witness(RuleBasedStateMachine):
             store=status["errors"]["store"],
             written=status["source_writes"]["count"],
             stamped=status["fills"]["stamped"],
+            **self._by_lane(status),
         )
         DONE.update(found - self.noted)
         self.noted = found
+
+    @staticmethod
+    def _by_lane(status: dict[str, Any]) -> dict[str, int]:
+        if status["lane"] is None:
+            return {"hits without a lane": status["reads"]["hits"]}
+        return {"hits of the lane": status["lane"]["hits"]}

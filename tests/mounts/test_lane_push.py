@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mummufs import control
 from tests.mounts.harness import Mounted, opened
 from tests.mounts.lanes import KIB, LANE, PAGE, Served, lane, ranges, warm
 from tests.mounts.test_filling import pread_direct
@@ -31,12 +32,21 @@ def walk(m: Mounted, size: int) -> bytes:
         return b"".join(pages[at : min(at + PAGE, size)] for at in range(0, size, PAGE))
 
 
+def touches(m: Mounted) -> list[float]:
+    """The heat of each window, in touches, in order of offset."""
+    m.status()  # the lane's are taken in
+    heat = control.request(m.mountpoint, "heat_page")["ranges"]
+    assert isinstance(heat, list)
+    return [2**log2 for _, _, _, _, log2 in sorted(heat, key=lambda row: row[2])]
+
+
 @pytest.mark.mount
 def test_a_walk_through_a_mapping(tree: Path, store: Path) -> None:
     """Over several windows, to an end of file that is in the middle of a page."""
     data = ranges(tree, *(300 * KIB,) * 6, 77 * PAGE + TAIL)
     with Mounted(tree, store=store, options=LANE) as m:
         warm(m, "f")
+        before = touches(m)
         with Served(m) as served:
             assert walk(m, len(data)) == data
         assert served["lane.pushed_bytes"] > len(data) // 4
@@ -45,6 +55,8 @@ def test_a_walk_through_a_mapping(tree: Path, store: Path) -> None:
         assert served.after["lane"]["push_queued_bytes_max"] > 0
         assert served.after["lane"]["push_failed"] == 0
         wait_for(lambda: lane(m)["push_queued_bytes"], lambda queued: queued == 0)
+        added = [after - first for after, first in zip(touches(m), before, strict=True)]
+        assert added == pytest.approx([1] * 7, abs=0.2), "a walk through a window is one touch, as one read of it"
         assert m.read("f") == data, "and what was pushed and not read is right, too"
 
 
@@ -82,12 +94,13 @@ def test_what_is_no_walk(tree: Path, store: Path) -> None:
 @pytest.mark.parametrize("option", ["push=off", "io=direct"])
 def test_nothing_is_pushed_where_it_is_switched_off(tree: Path, store: Path, option: str) -> None:
     data = ranges(tree, *(300 * KIB,) * 4)
-    with Mounted(tree, store=store, options=(*LANE, option)) as m:
+    with Mounted(tree, store=store, options=(*LANE, option, "prefetch=order")) as m:
         warm(m, "f")
         with opened(m.path("f")) as fd:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
             assert b"".join(os.pread(fd, PAGE, at) for at in range(0, len(data), PAGE)) == data
         assert lane(m)["pushed_bytes"] == lane(m)["push_queued_bytes_max"] == 0
+        assert (m.status()["prefetch"] is None) == (option == "io=direct"), "nor fetched where reads are unbuffered"
 
 
 @pytest.mark.mount

@@ -1,6 +1,7 @@
 """The four ways in which the mount tests run: with the lane, without it, and with what older kernels offer.
 
-    python -m tests.mounts.ways all [PYTEST ARGUMENT...]      every way, the whole of tests/mounts
+    python -m tests.mounts.ways all [PYTEST ARGUMENT...]      every way, the whole of tests/mounts; of older kernels
+                                                              what reads and writes at random, too
     python -m tests.mounts.ways others [PYTEST ARGUMENT...]   for a suite that has run the first way by itself: of each
                                                               other way what it is most likely to break, in two minutes
 
@@ -54,15 +55,25 @@ def _files(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/mounts/test_{name}.py" for name in names)
 
 
+AT_RANDOM = tuple(f"tests/hostile/test_{name}.py" for name in ("operator", "state_machine", "writers"))
+"""These take the lane, and do without it, by themselves."""
+
+STATE_MACHINE = "tests/hostile/test_state_machine.py"
+
 NOT_WITHOUT = ("--ignore-glob=*/test_lane*.py",)
 """These want the lane whatever the way, so they would say the same once more."""
 
 PLANS: dict[str, dict[str, Sequence[str]]] = {
-    "all": {way: (*ALL, *(NOT_WITHOUT if way == "no lane" else ())) for way in WAYS},
+    "all": {
+        "lane": ALL,
+        "no lane": (*ALL, *NOT_WITHOUT),
+        "6.1": (*ALL, *AT_RANDOM),
+        "6.8": (*ALL, *AT_RANDOM),
+    },
     "others": {
         "no lane": _files("bytes", "filling", "mirror", "store_faults", "warm"),
-        "6.1": _files("bytes", "lane"),
-        "6.8": _files("lane_modes", "lane_push"),
+        "6.1": (*_files("bytes", "lane"), STATE_MACHINE),
+        "6.8": (*_files("lane_modes", "lane_push"), STATE_MACHINE),
     },
 }
 """Plan -> what each way of it runs."""

@@ -244,6 +244,7 @@ def test_no_extended_attributes(tree: Tree) -> None:
     with pytest.raises(OSError) as caught:
         file.getxattr(b"user.none")
     assert caught.value.errno in {errno.ENODATA, errno.EOPNOTSUPP}
+    file.close()
 
 
 def test_the_size_of_the_volume(tree: Tree) -> None:

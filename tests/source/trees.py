@@ -9,6 +9,8 @@ from typing import Protocol
 from mummufs.source.base import Source
 from mummufs.source.memory import MemorySource
 from mummufs.source.tree import TreeSource
+from mummufs.source.windows import WindowsSource
+from tests.support.fake_win32 import FakeWin32
 
 _SECOND_NS = 1_000_000_000
 
@@ -82,3 +84,13 @@ class MemoryTree:
         self.write, self.replace = source.write, source.replace
         self.rename, self.remove = source.rename, source.remove
         self.link, self.symlink, self.chmod = source.link, source.symlink, source.chmod
+
+
+class WindowsTree(DiskTree):
+    """A directory that a source of Windows takes for one of its own."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.win32 = FakeWin32(root)
+        self.windows = WindowsSource("C:\\", self.win32, unbuffered=True)
+        self.source = self.windows  # type: ignore[assignment]

@@ -23,9 +23,11 @@ OTHER_DATA = DATA[::-1]
 class Store:
     """A store with one range in it."""
 
+    make_fs: type[FaultyOs] = FaultyOs
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.fs = FaultyOs(directory)
+        self.fs = self.make_fs(directory)
         self.store = RangeStore(self.fs)
         self.store.write_range(KEY, VERSION, memoryview(DATA))
         self.path = directory / range_name(KEY)

@@ -17,7 +17,7 @@ from mummufs.core.ranges import FileId, RangeKey, Version
 from mummufs.store.layout import RangeHeader, range_name
 from mummufs.store.osfs import RealOs
 from mummufs.store.rangestore import RangeStore
-from mummufs.store.scan import RECORD, pack_record, scan, unpack_records
+from mummufs.store.scan import RECORD, Records, pack_record, scan
 from tests.support.descriptors import descriptors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +57,18 @@ _headers = st.builds(
 def test_records_are_read_as_they_were_written(headers: list[RangeHeader]) -> None:
     data = b"".join(map(pack_record, headers))
     assert len(data) == len(headers) * RECORD.size
-    assert list(unpack_records(data)) == [(header.key, header.version) for header in headers]
+    assert list(Records().unpack(data)) == [(header.key, header.version) for header in headers]
+
+
+def test_ranges_of_one_file_share_what_they_have_in_common() -> None:
+    headers = [RangeHeader(_large_key(offset), Version(1 << 40, 1 << 60, 1 << 60), bytes(16)) for offset in (0, 4096)]
+    (first, version), (second, same) = Records().unpack(b"".join(map(pack_record, headers)))
+    assert first != second
+    assert first.file is second.file and first.size is second.size and version is same
+
+
+def _large_key(offset: int) -> RangeKey:
+    return RangeKey(FileId(1 << 50, 1 << 40), offset, 1 << 20)
 
 
 def test_every_range_file_is_reported(store: Path) -> None:
@@ -153,5 +164,5 @@ def test_the_child_process_writes_the_records(store: Path) -> None:
     (store / range_name(KEYS[5])).write_bytes(b"")
     command = [sys.executable, "-m", "mummufs.store.scan", str(store)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=60)
-    assert sorted(unpack_records(done.stdout)) == [(key, VERSION) for key in KEYS[:5]]
+    assert sorted(Records().unpack(done.stdout)) == [(key, VERSION) for key in KEYS[:5]]
     assert done.stderr == b""

@@ -64,6 +64,10 @@ class WatchedOs:
         self._call("rename")
         self._real.rename(old, new)
 
+    def publish(self, fd: int, old: str, new: str) -> int:
+        self._call("rename")
+        return self._real.publish(fd, old, new)
+
     def unlink(self, name: str) -> None:
         self._call("unlink")
         self._real.unlink(name)

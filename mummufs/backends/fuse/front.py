@@ -133,6 +133,7 @@ class Front:
             if requests and self._gate is not None:
                 self._gate.answered()
             self._reports.take(requests, touched)
+            self._reports.take_pushed(self.lane.take_pushed())
 
     async def wait_sent(self, node: Node) -> None:
         """Wait until no page of this node, which has no view any more, is being pushed. The pages that a message waits

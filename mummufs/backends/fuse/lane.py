@@ -80,12 +80,14 @@ class Lane:
             may_read_store: whether the engine reads the store at present.
             stalled: told, in any thread, that the store does not answer.
             gone: told, in any thread, that the connection has ended.
-            touched: told, in any thread, that there is something to fetch with `take_touched`.
+            touched: told, in any thread, that there is something to fetch with `take_touched` or `take_pushed`.
         """
         self.handles = handles
         self.reads = reads
         self.libfuse = libfuse
         self.pusher = pusher
+        if pusher is not None:
+            pusher.tell_noted = self.tell_news
         self.may_read_store = may_read_store
         self.clones = clones
         self.paused = False
@@ -130,6 +132,16 @@ class Lane:
     def stuck(self) -> int:
         """Servers that the store holds."""
         return len(self._stuck)
+
+    def tell_news(self) -> None:
+        """There is something to fetch with `take_touched` or `take_pushed`."""
+        if not self.has_news:
+            self.has_news = True
+            self.tell_touched()
+
+    def take_pushed(self) -> dict[StoredRange, int]:
+        """Bytes of each range file that were pushed since this was last asked. To be asked after `take_touched`."""
+        return {} if self.pusher is None else self.pusher.take_noted()
 
     def take_touched(self) -> tuple[int, dict[StoredRange, int]]:
         """READs answered and bytes of each range file read since this was last asked."""

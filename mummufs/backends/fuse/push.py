@@ -12,6 +12,9 @@ READ is answered by somebody else. The watchdog of the lane looks after the held
 
 It overwrites what the page cache has, so it is sent only while the node is current and nobody has it open for writing.
 It is a guess, so it is bounded: bytes that wait, and free memory.
+
+No READ comes for what was pushed, so the pushed bytes are noted here, and the policy is told of them as of what was
+read.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from mummufs.backends.fuse.pipes import Pipe
 from mummufs.core.ranges import PAGE_SIZE
 from mummufs.engine.nodes import Node
 from mummufs.engine.views import FileView, Piece
+from mummufs.store.storedrange import StoredRange
 
 QUEUED_BYTES_MAX = 64 << 20
 """Bytes that wait to be pushed; more are not."""
@@ -49,6 +53,8 @@ PAGES_IN_A_ROW = 2
 """READs of a page, each behind the last, that make a walk."""
 PAGES_BEFORE_AGAIN = 64
 """The same for a window whose rest has been pushed before the walk: what was pushed has been dropped."""
+NOTED_MAX = 4096
+"""Range files noted as pushed since that was last asked for; more are pushed without being noted."""
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +100,9 @@ class Pusher:
         self._memory_until = 0.0
         self._pipe = Pipe()
         self._chunk_bytes = min(CHUNK_BYTES, (self._pipe.pages - 1) * PAGE_SIZE)
+        self._noted: dict[StoredRange, int] = {}
+        self.tell_noted: Callable[[], None] = lambda: None
+        """Told, in the pusher's thread, that there is something to fetch with `take_noted`."""
         self.pending: list[LaneRead] = []
         """The READ that is held. Whoever takes it out answers it."""
         self.number = 0
@@ -153,6 +162,21 @@ class Pusher:
                 self.pending.append(request)
                 self._changed.notify()
         return held
+
+    def take_noted(self) -> dict[StoredRange, int]:
+        """Bytes of each range file that were pushed since this was last asked."""
+        with self._changed:
+            noted, self._noted = self._noted, {}
+        return noted
+
+    def _note(self, pieces: list[Piece]) -> None:
+        """These were pushed."""
+        with self._changed:
+            noted = self._noted
+            if len(noted) < NOTED_MAX:
+                for stored, _, _, size in pieces:
+                    noted[stored] = noted.get(stored, 0) + size
+        self.tell_noted()
 
     def _offer(self, job: _Job) -> bool:
         size = job.end - job.offset
@@ -216,6 +240,7 @@ class Pusher:
             if not self._send(job, whole):
                 return
             self.pushed_bytes += size
+            self._note(pieces)
             at += size
 
     def _send(self, job: _Job, whole: int) -> bool:

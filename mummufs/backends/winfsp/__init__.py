@@ -1,0 +1,1 @@
+"""The backend for Windows: WinFsp over `Overlay`."""

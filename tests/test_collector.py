@@ -1,0 +1,44 @@
+"""The collector of a daemon looks at what is new alone."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from mummufs import collector
+
+
+@pytest.fixture
+def untamed() -> Iterator[None]:
+    """The collector is as it was, afterwards."""
+    thresholds, callbacks = gc.get_threshold(), list(gc.callbacks)
+    yield
+    gc.callbacks[:] = callbacks
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("untamed")
+def test_what_has_outlived_a_full_collection_is_frozen() -> None:
+    collector.tame()
+    collector.tame()
+    assert gc.callbacks.count(collector._freeze_survivors) == 1
+    assert gc.get_threshold()[2] == collector.FULL_AFTER
+    frozen = gc.get_freeze_count()
+    kept = [[i] for i in range(1000)]
+    gc.collect(1)
+    assert gc.get_freeze_count() == frozen  # only what has outlived a full one
+    gc.collect()
+    assert gc.get_freeze_count() >= frozen + len(kept)
+    assert len(gc.get_objects(generation=2)) < len(kept)
+
+
+@pytest.mark.usefixtures("untamed")
+def test_a_cycle_that_is_new_is_still_found() -> None:
+    collector.tame()
+    cycle: list[object] = []
+    cycle.append(cycle)
+    del cycle
+    assert gc.collect() >= 1
