@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from mummufs.source.base import Attributes, NewAttributes, Source, SourceFile
+from mummufs.source.base import Attributes, NewAttributes, Source, SourceFile, WritableFile
 
 ABSENT_ERRNOS = frozenset(
     (
@@ -50,6 +50,15 @@ class AbsentFile:
 
     def drop_privileges(self) -> None:
         self._opened().drop_privileges()
+
+    def getxattr(self, name: bytes) -> bytes:
+        return self._opened().getxattr(name)
+
+    def listxattr(self) -> list[bytes]:
+        return self._opened().listxattr()
+
+    def to_write(self) -> WritableFile:
+        return self._opened().to_write()
 
     def setxattr(self, name: bytes, value: bytes) -> None:
         self._opened().setxattr(name, value)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from typing import TypeVar
 
 from mummufs.engine.absent import ABSENT_ERRNOS
 from mummufs.engine.nodes import Change, Node, change
-from mummufs.source.base import Attributes, Entry, Source, SourceFile
+from mummufs.source.base import Attributes, Entry, Place, Source, SourceFile, SourceObject
 from mummufs.source.local import is_being_written
+
+Result = TypeVar("Result")
 
 
 def open_again(source: Source, path: bytes, known: SourceFile | None) -> tuple[SourceFile, Attributes, bool]:
@@ -60,3 +64,16 @@ def attributes_of(file: SourceFile, node: Node) -> Attributes:
         return file.attributes()
     finally:
         node.refreshing = False
+
+
+def place_of(node: Node) -> Place:
+    """Where a node is, and which object is to be found there."""
+    return Place(node.path, node.file)
+
+
+def on_object(source: Source, file: SourceFile | None, place: Place, call: Callable[[SourceObject], Result]) -> Result:
+    """Do something with an object: by its open file, if it has one, for its name may be another's by now."""
+    if file is not None:
+        return call(file)
+    with contextlib.closing(source.object(place)) as target:
+        return call(target)

@@ -16,7 +16,8 @@ from typing import TypeVar
 from mummufs.core.extents import FILE_END
 from mummufs.core.ranges import page_floor
 from mummufs.core.stats import Counters
-from mummufs.engine.brackets import ForeignChangeError, Look
+from mummufs.engine.brackets import Bracketed, ForeignChangeError, Look
+from mummufs.engine.looks import on_object, place_of
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import READS_MAX, Handle, Overlay
 from mummufs.engine.threads import Pool, Pools
@@ -63,14 +64,13 @@ class Mirror:
         Raises:
             OSError: ESTALE where the name stands for another file or version by now: look it up again.
         """
-        place = Place(node.path, node.file)
         try:
             handle = await self._overlay.open(node)
         except PermissionError:  # a file that may be written and not be read
-            writer = await self._pools.metadata.run(self._source.open_to_write, place)
+            writer = await self._pools.metadata.run(self._source.open_to_write, place_of(node))
             handle = self._overlay.adopt(node, writer)
         try:
-            await self._may_write(handle, partial(self._source.open_to_write, place))
+            await self._may_write(handle, partial(_reopen, self._source, handle.file, place_of(node)))
             if truncate:
                 await self.set_attributes(node, NewAttributes(size=0), handle, drop_privileges=drop_privileges)
         except BaseException:
@@ -87,7 +87,7 @@ class Mirror:
             OSError: EEXIST where the name is taken.
         """
         self._overlay.check_files()
-        create = partial(_create, self._source, _place(parent), name, mode, creator)
+        create = partial(_create, self._source, place_of(parent), name, mode, creator)
         file, writer, attributes = await self._pools.metadata.run(create)
         node = await self._overlay.found(parent, name, attributes)
         handle = self._overlay.adopt(node, file)
@@ -192,7 +192,7 @@ class Mirror:
         file: SourceFile | None = self._overlay.open_file(node)
         if handle is not None:
             file = handle.writer or handle.file
-        act = partial(_on_object, self._source, file, _place(node), call)
+        act = partial(on_object, self._source, file, place_of(node), call)
         look: Look = file.attributes if file is not None else lambda: self._source.stat(node.path)
         pool = self._pools.metadata if size is None else self._pools.source_writes
         if not node.attributes.is_file:
@@ -227,7 +227,7 @@ class Mirror:
     async def make(self, parent: Node, name: bytes, make: InDirectory) -> Node:
         """Have `make` create something under this name in the directory; its node."""
         path = _join(parent, name)
-        attributes = await self._pools.metadata.run(_made, self._source, _place(parent), path, make)
+        attributes = await self._pools.metadata.run(_made, self._source, place_of(parent), path, make)
         return await self._overlay.found(parent, name, attributes)
 
     async def mkdir(self, parent: Node, name: bytes, mode: int, creator: Creator) -> Node:
@@ -244,7 +244,7 @@ class Mirror:
 
     async def link(self, node: Node, parent: Node, name: bytes) -> Node:
         """Give an object one more name."""
-        call = partial(_link, self._source, _place(node), _place(parent), name)
+        call = partial(_link, self._source, place_of(node), place_of(parent), name)
         path = _join(parent, name)
         await self._names(((node, node.path, path),), call)
         attributes = await self._pools.metadata.run(self._source.stat, path)
@@ -253,13 +253,13 @@ class Mirror:
     async def unlink(self, parent: Node, name: bytes) -> None:
         """Remove the name of anything but a directory."""
         node = self._overlay.nodes.child(parent, name)
-        call = partial(_in_directory, self._source, _place(parent), lambda directory: directory.unlink(name))
+        call = partial(_in_directory, self._source, place_of(parent), lambda directory: directory.unlink(name))
         await self._names(((node, _join(parent, name), _left_of(node, parent, name)),), call)
         self._overlay.nodes.unlinked(parent, name)
 
     async def rmdir(self, parent: Node, name: bytes) -> None:
         """Remove an empty directory."""
-        call = partial(_in_directory, self._source, _place(parent), lambda directory: directory.rmdir(name))
+        call = partial(_in_directory, self._source, place_of(parent), lambda directory: directory.rmdir(name))
         await self._pools.metadata.run(call)
         self._overlay.nodes.unlinked(parent, name)
 
@@ -272,12 +272,16 @@ class Mirror:
         about: list[tuple[Node | None, bytes, bytes | None]] = [(moved, old, new)]
         if other is not moved:
             about.append((other, new, old if exchange else _left_of(other, to, new_name)))
-        await self._names(about, partial(_rename, self._source, _place(parent), name, _place(to), new_name, flags))
-        nodes.renamed(parent, name, to, new_name, exchange=exchange)
+        call = partial(_rename, self._source, place_of(parent), name, place_of(to), new_name, flags)
+        with self._overlay.moves.moving(moved, other):
+            await self._names(about, call)
+            nodes.renamed(parent, name, to, new_name, exchange=exchange)
 
     async def sync_directory(self, node: Node, *, data_only: bool) -> None:
         """fsync(2) of a directory."""
-        call = partial(_in_directory, self._source, _place(node), lambda directory: directory.sync(data_only=data_only))
+        call = partial(
+            _in_directory, self._source, place_of(node), lambda directory: directory.sync(data_only=data_only)
+        )
         await self._pools.source_writes.run(call)
 
     async def _names(self, about: Sequence[tuple[Node | None, bytes, bytes | None]], call: Callable[[], None]) -> None:
@@ -299,6 +303,7 @@ class Mirror:
                     pool = self._pools.metadata
                     done = await self.writes.bracketed(pool, nodes, before, after, call, expected=expected)
                 done.value()
+                _tell_unlinked(nodes, done)
                 return
             except ForeignChangeError as error:
                 foreign = error
@@ -323,8 +328,11 @@ class Mirror:
         return _gone if path is None else partial(self._source.stat, path)
 
 
-def _place(node: Node) -> Place:
-    return Place(node.path, node.file)
+def _tell_unlinked(nodes: Sequence[Node], done: Bracketed[None]) -> None:
+    for node, was, now in zip(nodes, done.before, done.after, strict=False):
+        is_gone = was is not None and was.nlink == 1 if now is None else now.nlink == 0
+        if is_gone:
+            node.mark_unlinked()
 
 
 def _join(directory: Node, name: bytes) -> bytes:
@@ -358,12 +366,14 @@ def _create(
         return writer, writer, writer.attributes()
 
 
-def _on_object(source: Source, file: SourceFile | None, place: Place, call: Callable[[SourceObject], None]) -> None:
-    if file is not None:
-        call(file)
-        return
-    with contextlib.closing(source.object(place)) as target:
-        call(target)
+def _reopen(source: Source, file: SourceFile, place: Place) -> WritableFile:
+    """An open file, to be written: by its place, or by itself where that has gone."""
+    try:
+        return source.open_to_write(place)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+            raise
+        return file.to_write()
 
 
 def _in_directory(source: Source, place: Place, call: InDirectory) -> None:

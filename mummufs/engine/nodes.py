@@ -19,7 +19,7 @@ node moves on, and is not replaced.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -76,7 +76,8 @@ class Node:
         view: what may be read of it without asking the engine; None where nothing may.
         writing: it is being changed through the mount, or its ranges are not believed again yet.
         changes: goes up with every change through the mount. If there was one, a look that finds other contents may be
-            from before that.
+            from before that. (A directory's: names that were removed from it, and renames.)
+        unlinked: its last name was removed through the mount: by no path will it be found again.
         others: more names of it, as they were seen; the last seen is last.
     """
 
@@ -94,6 +95,7 @@ class Node:
     view: FileView | None = field(default=None, repr=False)
     writing: Writing | None = field(default=None, repr=False)
     changes: int = 0
+    unlinked: bool = False
     others: dict[tuple[Node, bytes], None] = field(default_factory=dict, repr=False)
 
     @property
@@ -105,6 +107,11 @@ class Node:
         """The source has moved on from this version: nothing more is read of it."""
         self.stale = True
         self.view = None
+
+    def mark_unlinked(self) -> None:
+        """It has lost its last name. Who has it open goes on; its number may be another's once nobody has."""
+        self.unlinked = True
+        self.attributes = replace(self.attributes, nlink=0)
 
     @property
     def file(self) -> FileId:
@@ -160,7 +167,8 @@ class NodeTable:
             its node, and the node whose place it took if the file's contents have changed.
         """
         node, replaced = self._nodes.get(attributes.file), None
-        if node is None or _is_another(node, attributes, renamed=renamed):
+        is_gone = node is not None and node.unlinked and not node.opens
+        if node is None or is_gone or _is_another(node, attributes, renamed=renamed):
             replaced = node
             node = Node(parent, name, attributes)
             self._nodes[attributes.file] = node
@@ -179,6 +187,7 @@ class NodeTable:
 
     def unlinked(self, parent: Node, name: bytes) -> None:
         """This name was removed."""
+        parent.changes += 1
         node = self._children.pop((parent, name), None)
         if node is not None:
             self._lose(node, (parent, name))
@@ -193,6 +202,8 @@ class NodeTable:
     def renamed(self, parent: Node, name: bytes, to: Node, new_name: bytes, *, exchange: bool = False) -> None:
         """A name was moved, in the place of what had the new one, or in exchange with it."""
         old, new = (parent, name), (to, new_name)
+        parent.changes += 1
+        to.changes += parent is not to
         moved, other = self._children.get(old), self._children.get(new)
         if moved is other:  # two names of one file, which stay
             return
@@ -233,7 +244,7 @@ class NodeTable:
                     del node.others[oldest]
                     self._children.pop(oldest, None)
             node.others.pop((parent, name), None)
-        node.parent, node.name, node.lost = parent, name, False
+        node.parent, node.name, node.lost, node.unlinked = parent, name, False, False
 
     def _lose(self, node: Node, name: tuple[Node, bytes], then: tuple[Node, bytes] | None = None) -> None:
         """It does not have this name any more, but another one perhaps."""
@@ -245,8 +256,8 @@ class NodeTable:
                 node.others[then] = None
         elif then is not None:
             node.parent, node.name = then
-        else:
-            self.other_name(node)
+        elif not self.other_name(node) and node.attributes.is_directory:
+            node.mark_unlinked()
 
     def _disown(self, node: Node) -> None:
         for parent, name in ((node.parent, node.name), *node.others):

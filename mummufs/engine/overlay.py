@@ -15,7 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 import trio
 
@@ -24,11 +24,12 @@ from mummufs.engine.absent import ABSENT_ERRNOS, AbsentFile
 from mummufs.engine.catalog import Catalog
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.flight import MovedOnError
-from mummufs.engine.looks import attributes_of, entries_of, look_again, may_be_late, open_again
+from mummufs.engine.looks import attributes_of, entries_of, look_again, may_be_late, on_object, open_again, place_of
+from mummufs.engine.moves import Moves
 from mummufs.engine.nodes import Node, NodeTable, refresh
 from mummufs.engine.reader import Reader
 from mummufs.engine.threads import Pools
-from mummufs.source.base import Attributes, Entry, Source, SourceFile, StatVfs, WritableFile
+from mummufs.source.base import Attributes, Entry, Source, SourceFile, SourceObject, StatVfs, WritableFile
 
 ATTRIBUTES_WAIT_S = 0.05
 """How long a look at an open file's attributes waits for the source before it is answered from memory."""
@@ -38,6 +39,7 @@ READS_MAX = 16
 log = logging.getLogger(__name__)
 
 Args = TypeVarTuple("Args")
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
@@ -84,6 +86,8 @@ class Overlay:
         self._evictor = evictor
         self._files: dict[Node, SourceFile] = {}
         self._nodes: NodeTable | None = None
+        self.moves = Moves()
+        """Renames of directories through the mount."""
         self._nursery: trio.Nursery | None = None
         self.writers = 0
         """Descriptors that are open for writing."""
@@ -115,9 +119,11 @@ class Overlay:
 
     async def look_up(self, parent: Node, name: bytes) -> Node:
         """The node that a name in a directory stands for now."""
-        path = _join(parent.path, name)
+        if parent.unlinked:  # at its path there may be another one by now
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         try:
-            return await self.found(parent, name, await self._pools.metadata.run(self._source.stat, path))
+            found = await self._look(parent, lambda path: self._source.stat(_join(path, name)))
+            return await self.found(parent, name, found)
         except OSError as error:
             known = self.nodes.child(parent, name)
             if known is None or not self._is_offline(error):
@@ -125,11 +131,13 @@ class Overlay:
             return known
 
     async def found(self, parent: Node, name: bytes, attributes: Attributes) -> Node:
-        """The node of something that a look-up or a listing has found."""
-        renamed = False
-        with contextlib.suppress(FileNotFoundError):  # gone since: it was what it was
-            look = partial(self._source.stat, _join(parent.path, name))
-            attributes, renamed = await self._cleared_up(attributes, look)
+        """The node of something that a look-up or a listing has found.
+
+        Raises:
+            OSError: ENOENT where it has gone since; its number may be another file's by now.
+        """
+        look = partial(self._source.stat, _join(parent.path, name))
+        attributes, renamed = await self._cleared_up(attributes, look)
         known = self.nodes.current(attributes.file)
         before = known.version if known is not None else None
         node, replaced = self.nodes.seen(parent, name, attributes, renamed=renamed)
@@ -142,7 +150,7 @@ class Overlay:
     async def attributes(self, node: Node) -> Attributes:
         """The attributes of a node; of one whose file has changed, those of the version that it stands for."""
         file = self._files.get(node)
-        if node.stale or node.refreshing:
+        if node.stale or node.refreshing or (node.unlinked and file is None):
             return node.attributes
         if file is None:
             try:
@@ -151,40 +159,51 @@ class Overlay:
                 if not self._is_offline(error):
                     raise
             return node.attributes
+        changes = node.changes
         with trio.move_on_after(ATTRIBUTES_WAIT_S), contextlib.suppress(OSError):
-            await self.take_in(node, await self._pools.metadata.run(attributes_of, file, node), file.attributes)
+            found = await self._pools.metadata.run(attributes_of, file, node)
+            if not node.is_written or node.changes == changes:  # else a change of ours has brought newer ones
+                await self.take_in(node, found, file.attributes)
         return node.attributes
 
     async def _look_at_path(self, node: Node) -> None:
         """Take in the attributes of what is not open, under another of its names where the first is gone."""
         while True:
-            look = partial(self._source.stat, node.path)
             try:
-                found = await self._pools.metadata.run(look)
+                found = await self._look(node, self._source.stat)
             except FileNotFoundError:
                 if not self.nodes.other_name(node):
                     raise
                 continue
             if found.file != node.file and self.nodes.other_name(node):
                 continue
-            await self.take_in(node, found, look)
+            await self.take_in(node, found, lambda: self._source.stat(node.path))
             return
 
+    async def _look(self, node: Node, look: Callable[[bytes], Result]) -> Result:
+        """What a look at the path of a node finds."""
+        return await self.moves.look(node, lambda: self._pools.metadata.run(look, node.path))
+
     async def entries(self, node: Node) -> list[Entry]:
-        """A directory's entries, without "." and ".."."""
-        return await self._pools.metadata.run(entries_of, self._source, node.path)
+        """A directory's entries, without "." and ".."; none of one that was removed."""
+        if node.unlinked:
+            return []
+        return await self._look(node, partial(entries_of, self._source))
 
     async def readlink(self, node: Node) -> bytes:
         """What a symlink says."""
-        return await self._pools.metadata.run(self._source.readlink, node.path)
+        return await self._look(node, self._source.readlink)
 
     async def getxattr(self, node: Node, name: bytes) -> bytes:
         """One extended attribute, ACLs included."""
-        return await self._pools.metadata.run(self._source.getxattr, node.path, name)
+        return await self._on_object(node, lambda found: found.getxattr(name))
 
     async def listxattr(self, node: Node) -> list[bytes]:
         """The names of the extended attributes."""
-        return await self._pools.metadata.run(self._source.listxattr, node.path)
+        return await self._on_object(node, lambda found: found.listxattr())
+
+    async def _on_object(self, node: Node, call: Callable[[SourceObject], Result]) -> Result:
+        return await self._pools.metadata.run(on_object, self._source, self._files.get(node), place_of(node), call)
 
     async def statfs(self) -> StatVfs:
         """Size and free space of the source's volume."""
@@ -217,7 +236,8 @@ class Overlay:
         known = self._files.get(node)
         file: SourceFile
         try:
-            file, attributes, written = await self._pools.metadata.run(open_again, self._source, node.path, known)
+            look = partial(open_again, self._source, known=known)
+            file, attributes, written = await self._look(node, look)
         except OSError as error:
             if not self._is_offline(error):
                 raise

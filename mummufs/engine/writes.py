@@ -66,6 +66,7 @@ class Writing:
         table: the windows that may be in the store, as they were last found.
         believed: the versions whose range files hold what the file holds, but for the extents.
         version: the one that our last change has left.
+        attributes: the same, as a whole; None before the first change.
         writers: handles and calls that may change it.
         doubtful: somebody else has changed it, or may have.
         extents: the bytes that were changed.
@@ -77,6 +78,7 @@ class Writing:
     table: RangeTable | None
     believed: set[Version]
     version: Version
+    attributes: Attributes | None = None
     writers: int = 0
     doubtful: bool = False
     extents: Extents = field(default_factory=Extents)
@@ -165,6 +167,9 @@ class Writes:
         if writing.writers:
             return
         self.written -= 1
+        last = writing.attributes
+        if last is not None and last.ctime_ns == node.version.ctime_ns:  # a look in the same tick may have come late
+            node.attributes = last
         writing.file, writing.look = file, look if file is None else file.attributes
         if self._cache is None or not writing.table or self._nursery is None:
             self._settled(node, file)
@@ -236,7 +241,7 @@ class Writes:
             writing.extents.add(page_floor(min(was.size, now.size)), FILE_END)
         if now.nlink == 0:  # nobody will open it any more
             writing.doubtful = True
-        writing.version = now.version
+        writing.version, writing.attributes = now.version, now
         node.changes += 1
         node.attributes = now
 

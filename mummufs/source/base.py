@@ -123,6 +123,14 @@ class SourceObject(Protocol):
         """Take setuid and setgid away, as a write by a normal user does; their times but the ctime stay."""
         ...
 
+    def getxattr(self, name: bytes) -> bytes:
+        """One extended attribute, ACLs (`system.posix_acl_*`) included."""
+        ...
+
+    def listxattr(self) -> list[bytes]:
+        """The names of the extended attributes."""
+        ...
+
     def setxattr(self, name: bytes, value: bytes) -> None:
         """Set an extended attribute."""
         ...
@@ -145,6 +153,10 @@ class SourceFile(SourceObject, Protocol):
         Raises:
             OSError: the read failed; what the buffer holds then is not defined.
         """
+        ...
+
+    def to_write(self) -> WritableFile:
+        """The same file, whatever has become of its name, open for writing."""
         ...
 
     def sync(self, *, data_only: bool = False) -> None:
@@ -266,14 +278,6 @@ class Source(Protocol):
 
     def statfs(self) -> StatVfs:
         """Size and free space of the volume."""
-        ...
-
-    def getxattr(self, path: bytes, name: bytes) -> bytes:
-        """One extended attribute, ACLs (`system.posix_acl_*`) included."""
-        ...
-
-    def listxattr(self, path: bytes) -> list[bytes]:
-        """The names of the extended attributes."""
         ...
 
     def close(self) -> None:

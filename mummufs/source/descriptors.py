@@ -81,6 +81,12 @@ class TreeObject:
     def drop_privileges(self) -> None:
         _change_owner(self.fileno(), None, None)  # to nobody else, but the kernel takes the bits away all the same
 
+    def getxattr(self, name: bytes) -> bytes:
+        return os.getxattr(self._proc_path, name)
+
+    def listxattr(self) -> list[bytes]:
+        return [os.fsencode(name) for name in os.listxattr(self._proc_path)]
+
     def setxattr(self, name: bytes, value: bytes) -> None:
         os.setxattr(self._proc_path, name, value)
 
@@ -99,6 +105,15 @@ class TreeObject:
     def _proc_path(self) -> str:
         return f"/proc/self/fd/{self.fileno()}"
 
+    def reopened_to_write(self) -> WritableTreeFile:
+        """This very file, whoever has its name by now, open for writing, and for reading where that is permitted."""
+        how = os.O_CLOEXEC | os.O_NOCTTY
+        try:
+            fd = os.open(self._proc_path, os.O_RDWR | how)
+        except PermissionError:  # it may be written all the same
+            fd = os.open(self._proc_path, os.O_WRONLY | how)
+        return WritableTreeFile(fd, self._identify, self._closer)
+
     def _set_size(self, size: int) -> None:
         os.truncate(self._proc_path, size)
 
@@ -114,6 +129,9 @@ class TreeFile(TreeObject):
                 break
             done += n
         return done
+
+    def to_write(self) -> WritableTreeFile:
+        return self.reopened_to_write()
 
     def sync(self, *, data_only: bool = False) -> None:
         (os.fdatasync if data_only else os.fsync)(self.fileno())

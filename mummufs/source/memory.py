@@ -193,15 +193,6 @@ class MemorySource:
     def statfs(self) -> StatVfs:
         return stat_vfs((4096, 4096, 1 << 20, 1 << 19, 1 << 19, 1 << 16, 1 << 15, 1 << 15, 0, 255))
 
-    def getxattr(self, path: bytes, name: bytes) -> bytes:
-        try:
-            return self._node(path).xattrs[name]
-        except KeyError:
-            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA), os.fsdecode(path)) from None
-
-    def listxattr(self, path: bytes) -> list[bytes]:
-        return list(self._node(path).xattrs)
-
     def close(self) -> None:
         self.release_reads()
         self.release_writes()

@@ -87,6 +87,15 @@ class MemoryObject:
         with self._source._lock:
             _drop_privileges(self._source._touched(self.node))
 
+    def getxattr(self, name: bytes) -> bytes:
+        try:
+            return self.node.xattrs[name]
+        except KeyError:
+            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA), os.fsdecode(self._path)) from None
+
+    def listxattr(self) -> list[bytes]:
+        return list(self.node.xattrs)
+
     def setxattr(self, name: bytes, value: bytes) -> None:
         with self._source._lock:
             self._source._touched(self.node).xattrs[name] = value
@@ -119,6 +128,9 @@ class MemoryFile(MemoryObject):
             data = data[: self._source.short]
         buffer[: len(data)] = data
         return len(data)
+
+    def to_write(self) -> WritableMemoryFile:
+        return WritableMemoryFile(self._source, self._path, self.node)
 
     def sync(self, *, data_only: bool = False) -> None:
         del data_only

@@ -23,6 +23,8 @@ _SYS_OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
+_PATH_MAX = 4096
+"""Bytes of a path that the kernel takes at once, the zero byte at its end included."""
 _RACE_RETRIES = 8
 """openat2 answers EAGAIN when a rename elsewhere raced with it. More than this many in a row is no accident."""
 
@@ -36,9 +38,19 @@ _syscall.restype = ctypes.c_long
 
 
 def open_beneath(root: int, path: bytes, flags: int) -> int:
-    """Open `path` relative to the directory `root`, never outside it and through no symlink."""
+    """Open `path` relative to the directory `root`, never outside it and through no symlink.
+
+    A path of more than PATH_MAX bytes is walked in pieces: who is in a directory gets to any depth.
+    """
     if b"\0" in path:
         raise OSError(errno.EINVAL, "a path cannot hold a zero byte", os.fsdecode(path))
+    if len(path) >= _PATH_MAX:
+        above, _, below = path[:_PATH_MAX].rpartition(b"/")
+        directory = open_beneath(root, above, os.O_PATH | os.O_DIRECTORY)
+        try:
+            return open_beneath(directory, below + path[_PATH_MAX:], flags)
+        finally:
+            os.close(directory)
     how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
     for _ in range(_RACE_RETRIES):
         fd = int(
@@ -127,13 +139,7 @@ class TreeSource:
         found = self.object(place)
         if not found.attributes().is_file:
             raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(place.path))
-        # By its name in /proc, so that it is the file that was looked at, whoever has its name by now.
-        path, how = f"/proc/self/fd/{found.fileno()}", os.O_CLOEXEC | os.O_NOCTTY
-        try:
-            fd = os.open(path, os.O_RDWR | how)
-        except PermissionError:  # it may be written all the same
-            fd = os.open(path, os.O_WRONLY | how)
-        return WritableTreeFile(fd, self._identify, self._closer)
+        return found.reopened_to_write()
 
     def object(self, place: Place) -> TreeObject:
         return self._at(TreeObject(self._open_path(place.path), self._identify, self._closer), place)
@@ -154,20 +160,6 @@ class TreeSource:
 
     def statfs(self) -> os.statvfs_result:
         return os.statvfs(self._root)
-
-    def getxattr(self, path: bytes, name: bytes) -> bytes:
-        fd = self._open_path(path)
-        try:
-            return os.getxattr(f"/proc/self/fd/{fd}", name)
-        finally:
-            os.close(fd)
-
-    def listxattr(self, path: bytes) -> list[bytes]:
-        fd = self._open_path(path)
-        try:
-            return [os.fsencode(name) for name in os.listxattr(f"/proc/self/fd/{fd}")]
-        finally:
-            os.close(fd)
 
     def close(self) -> None:
         root, self._root = self._root, -1

@@ -28,8 +28,6 @@ from mummufs.source.windowschanges import WindowsDirectory, WindowsObject, Writa
 from mummufs.win32 import api
 from mummufs.win32.api import FileState, Win32
 
-SECURITY_ATTRIBUTE = b"system.ntfs_acl"
-"""The extended attribute that is a file's security descriptor, as ntfs-3g names it. There is no other."""
 PROBE_BYTES = 16 << 20
 PROBE_FILES = 4
 """So many files are probed for how fast their bytes are read again, the largest first."""
@@ -61,6 +59,9 @@ class WindowsFile(WindowsObject):
     def read_at_once(self, requests: Sequence[Request]) -> list[int]:
         """As `unbuffered.Device`."""
         return self._source.win32.read(self.handle, requests)
+
+    def to_write(self) -> WritableWindowsFile:
+        return self._source.open_to_write(self.place)
 
     def sync(self, *, data_only: bool = False) -> None:
         del data_only
@@ -134,19 +135,6 @@ class WindowsSource:
         space = self.win32.space(self._root + "\\")
         total, free, available = (size // _BLOCK_BYTES for size in space)
         return stat_vfs((_BLOCK_BYTES, _BLOCK_BYTES, total, free, available, 0, 0, 0, 0, 255))
-
-    def getxattr(self, path: bytes, name: bytes) -> bytes:
-        if name != SECURITY_ATTRIBUTE:
-            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA), self.shown(path))
-        handle = self.open_handle(path, api.READ_CONTROL)
-        try:
-            return self.win32.security(handle)
-        finally:
-            self.win32.close(handle)
-
-    def listxattr(self, path: bytes) -> list[bytes]:
-        self.win32.close(self.open_handle(path))
-        return []  # what is listed would be copied by programs that know nothing of it
 
     def close(self) -> None:
         pass  # nothing is held but open files, which stay usable
@@ -237,7 +225,7 @@ class WindowsSource:
         return FileId(state.volume, state.file_id)
 
     def attributes_of(self, state: FileState) -> Attributes:
-        """What stat(2) would say. Owner and group are nobody's here: `getxattr` has the descriptor."""
+        """What stat(2) would say. Owner and group are nobody's here: an extended attribute has the descriptor."""
         if state.is_link:
             mode, size = stat.S_IFLNK | 0o777, 0
         elif state.is_directory:

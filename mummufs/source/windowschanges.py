@@ -12,6 +12,7 @@ from mummufs.source.base import (
     Attributes,
     Creator,
     NewAttributes,
+    Place,
     SourceDirectory,
     SourceFile,
     SourceObject,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from mummufs.source.windows import WindowsSource
 
 SECURITY_ATTRIBUTE = b"system.ntfs_acl"
+"""The extended attribute that is a file's security descriptor, as ntfs-3g names it. There is no other."""
 _WRITE_BITS = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -63,6 +65,24 @@ class WindowsObject:
 
     def drop_privileges(self) -> None:
         _ = self.handle  # no file has any
+
+    @property
+    def place(self) -> Place:
+        """Where it was opened, and which object it is."""
+        return Place(self._path, self._source.identity(self._source.win32.state(self.handle)))
+
+    def getxattr(self, name: bytes) -> bytes:
+        if name != SECURITY_ATTRIBUTE:
+            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA), self._shown)
+        handle = self._source.open_handle(self._path, api.READ_CONTROL, file=self.place.file)
+        try:
+            return self._source.win32.security(handle)
+        finally:
+            self._source.win32.close(handle)
+
+    def listxattr(self) -> list[bytes]:
+        _ = self.handle
+        return []  # what is listed would be copied by programs that know nothing of it
 
     def setxattr(self, name: bytes, value: bytes) -> None:
         if name != SECURITY_ATTRIBUTE:
@@ -121,6 +141,9 @@ class WritableWindowsFile(WindowsObject):
                 break
             done += n
         return done
+
+    def to_write(self) -> WritableWindowsFile:
+        return self._source.open_to_write(self.place)
 
     def to_read(self) -> SourceFile:
         return self._source.open(self._path)

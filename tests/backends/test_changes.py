@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import cast
 
 import pyfuse3
 import pytest
@@ -60,3 +61,29 @@ async def test_a_setattr_that_sets_nothing_takes_privileges_away(tmp_path: Path)
         entry = await ops.lookup(ROOT, b"f", ctx)
         found = await ops.setattr(entry.st_ino, entry, pyfuse3.SetattrFields(), None, ctx)
         assert found.st_mode & 0o7777 == 0o755 == e.memory.stat(b"f").mode & 0o7777
+
+
+async def test_a_name_that_was_removed_while_a_listing_is_read_is_not_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel would believe that it is there; and whoever has the number by now is not that file."""
+    told: list[bytes] = []
+
+    def reply(_: object, name: bytes, *_rest: object) -> bool:
+        told.append(name)
+        return True
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+    async with engine(MemorySource({b"a": b"1", b"b": b"2", b"c": b"3"}), tmp_path, FakeParser()) as e:
+        ops, ctx = operations(e), pyfuse3.RequestContext()
+        fh, token = await ops.opendir(ROOT, ctx), cast(pyfuse3.ReaddirToken, None)
+        await ops.readdir(fh, 0, token)
+        entry = await ops.lookup(ROOT, b"a", ctx)
+        reader = await ops.open(entry.st_ino, os.O_RDONLY, ctx)
+        await ops.unlink(ROOT, b"a", ctx)
+        await ops.unlink(ROOT, b"b", ctx)
+        told.clear()
+        await ops.readdir(fh, 2, token)
+        assert told == [b"c"]
+        assert await ops.read(reader.fh, 0, 9) == b"1"
+        await ops.release(reader.fh)

@@ -62,14 +62,6 @@ class FaultySource(MemorySource):
         self._call()
         return super().statfs()
 
-    def getxattr(self, path: bytes, name: bytes) -> bytes:
-        self._call()
-        return super().getxattr(path, name)
-
-    def listxattr(self, path: bytes) -> list[bytes]:
-        self._call()
-        return super().listxattr(path)
-
 
 class FaultyFile(MemoryFile):
     """An open file of it."""

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -373,8 +374,7 @@ async def test_names(tmp_path: Path) -> None:
         await m.rename(root, b"model", d, b"other", 0)
         assert other.path == b"e/f/other"
         assert (await e.overlay.look_up(d, b"other")) is other
-        with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
-            await e.overlay.attributes(model)
+        assert (await e.overlay.attributes(model)).nlink == 0, "whoever holds on to it may still look"
         with pytest.raises(OSError, match=os.strerror(errno.ENOTEMPTY)):
             await m.rmdir(made, b"f")
         await m.unlink(d, b"other")
@@ -531,6 +531,62 @@ async def test_a_look_from_between_two_changes_of_one_tick(tmp_path: Path) -> No
         assert source.stat(b"model").version._replace(size=late.size) == late.version
         await e.overlay.found(e.overlay.nodes.root, b"model", late)
         assert not reader.node.stale and reader.node.attributes.size == len(OLD) + 14
+
+
+async def test_a_look_of_the_same_tick_that_is_late_cuts_nothing_off(tmp_path: Path) -> None:
+    """It is taken in while the file is written, and tells of a size that it had before the last write."""
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser) as e:
+        reader = await e.open(b"model")
+        handle = await writer(e, reader.node)
+        await mirror(e).write(handle, len(OLD), b"more")
+        late = source.stat(b"model")
+        source._clock_ns -= 10**9  # the clock has not moved on
+        await mirror(e).write(handle, len(OLD) + 4, b"still more")
+        await e.overlay.found(e.overlay.nodes.root, b"model", late)
+        mirror(e).close(handle)
+        await e.idle()
+        assert await e.read(reader, len(OLD), 100) == b"morestill more"
+
+
+async def test_what_is_open_without_a_name_is_not_looked_for_by_it(tmp_path: Path) -> None:
+    """Somebody else has the name by now: attributes of both kinds, and another writer, are those of the open file."""
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser) as e:
+        m, root = mirror(e), e.overlay.nodes.root
+        reader = await e.open(b"model")
+        await m.setxattr(reader.node, b"user.x", b"old")
+        await m.unlink(root, b"model")
+        node, new = await m.create(root, b"model", 0o644, OURS, to_write=True)
+        await m.setxattr(node, b"user.x", b"new")
+        assert await e.overlay.getxattr(reader.node, b"user.x") == b"old"
+        await m.removexattr(reader.node, b"user.x")
+        assert await e.overlay.listxattr(reader.node) == []
+        assert await e.overlay.listxattr(node) == [b"user.x"]
+        handle = await writer(e, reader.node)
+        await m.write(handle, 0, b"mine")
+        assert await e.read(reader, 0, 4) == b"mine" and source.stat(b"model").size == 0
+        assert (await e.overlay.attributes(reader.node)).nlink == 0
+        for opened in (new, handle, reader):
+            m.close(opened)
+        assert (await e.overlay.attributes(reader.node)).nlink == 0, "nor when nobody has it open any more"
+
+
+async def test_a_directory_that_was_removed_is_empty_whoever_has_its_name(tmp_path: Path) -> None:
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser) as e:
+        m, root = mirror(e), e.overlay.nodes.root
+        old = await m.mkdir(root, b"folder", 0o755, OURS)
+        await m.rmdir(root, b"folder")
+        new = await m.mkdir(root, b"folder", 0o755, OURS)
+        await m.mkdir(new, b"inside", 0o755, OURS)
+        assert await e.overlay.entries(old) == [] and (await e.overlay.attributes(old)).nlink == 0
+        with pytest.raises(FileNotFoundError):
+            await e.overlay.look_up(old, b"inside")
+        await m.rmdir(new, b"inside")
+        await m.rmdir(root, b"folder")
+        attributes = replace(new.attributes, nlink=2)
+        assert await e.overlay.found(root, b"another", attributes) is not new, "its number may be used again"
 
 
 async def test_a_reader_beside_changes_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,4 +66,5 @@ def test_a_write_that_keeps_its_mtime_shows_in_ctime_only() -> None:
 def test_extended_attributes() -> None:
     source = MemorySource({b"a": b""})
     source.set_xattr(b"a", b"user.x", b"1")
-    assert source.listxattr(b"a") == [b"user.x"] and source.getxattr(b"a", b"user.x") == b"1"
+    file = source.open(b"a")
+    assert file.listxattr() == [b"user.x"] and file.getxattr(b"user.x") == b"1"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
+from mummufs.source.base import Place
 from mummufs.source.tree import TreeSource, open_beneath
 from tests.source.trees import DiskTree
 from tests.support.descriptors import descriptors
@@ -53,10 +55,12 @@ def test_extended_attributes(disk: DiskTree) -> None:
         os.setxattr(disk.path(b"a"), b"user.mummu", b"\xff\0value")
     except OSError as error:
         pytest.skip(f"the file system of the temporary directory has no user attributes: {error}")
-    assert disk.source.getxattr(b"a", b"user.mummu") == b"\xff\0value"
-    assert b"user.mummu" in disk.source.listxattr(b"a")
+    file = disk.source.open(b"a")
+    assert file.getxattr(b"user.mummu") == b"\xff\0value"
+    assert b"user.mummu" in file.listxattr()
     os.symlink(b"a", disk.path(b"l"))
-    assert b"user.mummu" not in disk.source.listxattr(b"l"), "a link is not followed"
+    link = disk.source.object(Place(b"l", disk.source.stat(b"l").file))
+    assert b"user.mummu" not in link.listxattr(), "a link is not followed"
 
 
 def test_no_call_leaves_a_descriptor_behind(disk: DiskTree) -> None:
@@ -65,7 +69,7 @@ def test_no_call_leaves_a_descriptor_behind(disk: DiskTree) -> None:
     before = descriptors()
     disk.source.stat(b"d/a")
     disk.source.readlink(b"l")
-    disk.source.listxattr(b"d/a")
+    disk.source.open(b"d/a").listxattr()
     list(disk.source.entries(b""))
     next(disk.source.entries(b""))
     for call in (disk.source.open, disk.source.open_directory, disk.source.stat):
@@ -155,3 +159,24 @@ def test_a_root_that_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "root").write_bytes(b"")
     with pytest.raises(NotADirectoryError):
         TreeSource(tmp_path / "root")
+
+
+def test_a_path_of_any_length(disk: DiskTree) -> None:
+    """Who is in a directory gets deeper than the kernel takes at once."""
+    name, path = b"n" * 250, b""
+    fd = os.open(disk.path(b""), os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(17):
+        os.mkdir(name, dir_fd=fd)
+        below = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
+        os.close(fd)
+        fd, path = below, path + name + b"/"
+    os.symlink(b"/", b"out", dir_fd=fd)
+    os.close(fd)
+    before = descriptors()
+    assert disk.source.stat(path + b"out").is_file is False
+    for refused in (path + b"out/etc", path + b"../" * 18, path + b"none/" + path):
+        with pytest.raises(OSError) as caught:
+            disk.source.stat(refused)
+        assert caught.value.errno in (errno.ELOOP, errno.EXDEV, errno.ENOENT)
+    assert not descriptors() - before
+    shutil.rmtree(disk.path(name))

@@ -12,7 +12,8 @@ import pytest
 
 from mummufs.core.unbuffered import GRAIN_BYTES
 from mummufs.source.base import RENAME_EXCHANGE, RENAME_NOREPLACE, Creator, NewAttributes, Place
-from mummufs.source.windows import SECURITY_ATTRIBUTE, WindowsSource
+from mummufs.source.windows import WindowsSource
+from mummufs.source.windowschanges import SECURITY_ATTRIBUTE
 from mummufs.win32 import api
 from tests.source import test_contract as contract
 from tests.source.trees import WindowsTree
@@ -126,10 +127,10 @@ def test_a_root_that_is_none(tree: WindowsTree) -> None:
 
 def test_the_descriptor_is_an_attribute(tree: WindowsTree) -> None:
     tree.write(b"a", b"x")
-    assert tree.windows.getxattr(b"a", SECURITY_ATTRIBUTE) == b"inherited"
+    assert tree.windows.open(b"a").getxattr(SECURITY_ATTRIBUTE) == b"inherited"
     target = tree.windows.object(place(tree, b"a"))
     target.setxattr(SECURITY_ATTRIBUTE, b"other")
-    assert tree.windows.getxattr(b"a", SECURITY_ATTRIBUTE) == b"other"
+    assert tree.windows.open(b"a").getxattr(SECURITY_ATTRIBUTE) == b"other"
     assert code_of(target.setxattr, b"user.x", b"y") == errno.EOPNOTSUPP
     assert code_of(target.removexattr, b"user.x") == errno.ENODATA
     target.close()

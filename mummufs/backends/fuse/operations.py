@@ -59,6 +59,8 @@ class _Listing:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.entries: Sequence[Entry] | None = None
+        self.changes = 0
+        """Those that the directory has seen before."""
 
 
 class Operations(pyfuse3.Operations):
@@ -161,13 +163,20 @@ class Operations(pyfuse3.Operations):
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         listing = self._listings[fh]
         if listing.entries is None or start_id == 0:
+            listing.changes = listing.node.changes
             listing.entries = [*_dots(listing.node), *await self._overlay.entries(listing.node)]
         for i in range(start_id, len(listing.entries)):
             name, attributes = listing.entries[i]
             if i < DOTS:
                 node = listing.node if name == b"." else listing.node.parent or listing.node
             else:
-                node = await self._overlay.found(listing.node, name, attributes)
+                try:
+                    if listing.changes == listing.node.changes:
+                        node = await self._overlay.found(listing.node, name, attributes)
+                    else:  # the name may have gone since, and the kernel would believe that it is there
+                        node = await self._overlay.look_up(listing.node, name)
+                except FileNotFoundError:
+                    continue
             number = self.inodes.number(node)
             fits = pyfuse3.readdir_reply(token, name, self._entry(number, node.attributes), i + 1)
             if fits and i >= DOTS:  # for "." and ".." the kernel takes no look-up, so it gives none back
