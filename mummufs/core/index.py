@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from mummufs.core.errors import TransitionError
+from mummufs.core.invariants import check
 from mummufs.core.manifest import RangeTable
 from mummufs.core.plan import ReadPlan, plan_segments, window_key
 from mummufs.core.policy import Policy
@@ -394,24 +395,4 @@ class CacheIndex:
 
     def _check(self) -> None:
         """Assert every invariant. O(n log n): for tests."""
-        entries = self._entries.values()
-
-        def charged(*states: State) -> int:
-            return sum(e.charge for e in entries if e.state in states)
-
-        assert all(key == e.key for key, e in self._entries.items()), "an entry is listed under its key"
-        assert all(e.state is not State.ABSENT for e in entries), "an absent range has no entry"
-        assert not self._entries.keys() & self._ratings._ghosts.keys(), "a range is an entry or a ghost, not both"
-        assert self._used == charged(State.RESIDENT, State.EVICTING), "used bytes are those of what is on the store"
-        assert self._evicting_bytes == charged(State.EVICTING), "evicting bytes are part of them"
-        assert self._filling_bytes == charged(State.FILLING), "filling bytes are those promised to fills"
-        rated = [(e, e.rating) for e in entries if e.rating is not None]
-        listed = [r for e, r in rated if e.state is State.RESIDENT and e.key not in self._pins]
-        self._ratings._check(listed, [r for _, r in rated if r not in listed])
-        untouched = [e.key for e in self._untouched if e.rating is None]
-        assert sorted(untouched) == sorted(e.key for e in entries if e.rating is None), "what has no rating is known"
-        assert all(self.version(key) and key not in self._pins for key in untouched), "and may be a victim"
-        pinned = [e.charge for e in entries if e.key in self._pins and e.state is not State.EVICTING]
-        assert self._pinned_bytes == sum(pinned), "pinned bytes are those that stay or will stay"
-        for state, count in self._counts.items():
-            assert count == sum(e.state is state for e in entries), f"the count of {state.value} is right"
+        check(self)
