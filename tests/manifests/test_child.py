@@ -148,6 +148,7 @@ def _safetensors_wide_text(path: Path) -> None:
         _safetensors_wide_text,
     ],
 )
+@pytest.mark.slow
 def test_a_header_of_16_mib_takes_at_most_64_mib(write: object, tmp_path: Path) -> None:
     assert callable(write)
     path = tmp_path / "file"
