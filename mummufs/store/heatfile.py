@@ -44,6 +44,7 @@ from mummufs.core.ranges import FileId, RangeKey, page_ceil
 from mummufs.core.ratings import HeatRecord, PackRecord
 from mummufs.store.layout import HEAT_BAD_NAME, HEAT_NAME
 from mummufs.store.osfs import Os
+from mummufs.store.smallfile import read_whole
 
 HEAT_FORMAT_VERSION = 1
 RECORDS_MAX = 200_000
@@ -235,23 +236,9 @@ class HeatFile:
             OSError: it cannot be read.
         """
         try:
-            fd = self._fs.open(HEAT_NAME)
+            return HeatImage(read_whole(self._fs, HEAT_NAME, HEAT_FILE_BYTES_MAX, HeatFileError))
         except FileNotFoundError:
             return None
-        try:
-            state = self._fs.state(fd)
-            if not state.regular or state.size > HEAT_FILE_BYTES_MAX:
-                raise HeatFileError("it is not one of ours")
-            data = bytearray(state.size)
-            done = 0
-            while done < len(data):
-                n = self._fs.read(fd, memoryview(data)[done:], done)
-                if n == 0:
-                    raise HeatFileError("it is cut short while it is read")
-                done += n
-        finally:
-            self._fs.close(fd)
-        return HeatImage(data)
 
     def set_aside(self) -> None:
         """Give it the name of a bad one. One that had that name is gone."""

@@ -47,6 +47,7 @@ from mummufs.store.layout import (
 )
 from mummufs.store.osfs import Os
 from mummufs.store.pins import PINS_ASIDE_NAME, PINS_BYTES_MAX, PINS_NAME
+from mummufs.store.smallfile import read_whole
 from mummufs.store.storedrange import Closer, StoredRange, at_once, write_all
 from mummufs.store.written import Purpose, Written
 
@@ -278,20 +279,7 @@ class RangeStore:
             RangeFileError: there is one, but not of this version, or not whole.
             OSError: there is none (ENOENT), or it cannot be read.
         """
-        fd = self._fs.open(table_name(file))
-        try:
-            state = self._fs.state(fd)
-            if not state.regular or state.size > TABLE_FILE_BYTES_MAX:
-                raise RangeFileError("a table file is not one of ours")
-            data = bytearray(state.size)
-            done = 0
-            while done < len(data):
-                n = self._fs.read(fd, memoryview(data)[done:], done)
-                if n == 0:
-                    raise RangeFileError("a table file is cut short")
-                done += n
-        finally:
-            self._fs.close(fd)
+        data = read_whole(self._fs, table_name(file), TABLE_FILE_BYTES_MAX, RangeFileError)
         return unpack_table(bytes(data), file, version)
 
     def save_table(self, file: FileId, version: Version, payload: bytes) -> None:
