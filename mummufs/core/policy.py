@@ -33,10 +33,9 @@ from __future__ import annotations
 from math import log2
 from typing import Protocol
 
-from sortedcontainers import SortedKeyList
-
 from mummufs.core import hotness
 from mummufs.core.hotness import COLD, log2_sum
+from mummufs.core.order import Order
 
 RECENT_BUDGETS = 1.5
 LASTING_BUDGETS = 24
@@ -47,6 +46,8 @@ MARGIN = 0.5
 """log2 of how much hotter than a hot victim a range must be. Not less than TURN."""
 ACTIVITY_BUDGETS = 1 / 8
 AGAIN_BUDGETS = 8
+STEPS = 16.0
+"""Dates that differ by less than a sixteenth are as good as equal: the least recently used goes first."""
 KNOWN = 1.1
 """log2 of the heat of a range that has been read more than twice."""
 ONCE = 0.5
@@ -65,7 +66,7 @@ class Pack:
 
     __slots__ = ("activity", "hit_bytes", "name", "order", "touched")
 
-    def __init__(self, name: bytes, order: SortedKeyList) -> None:
+    def __init__(self, name: bytes, order: Order) -> None:
         self.name = name
         self.order = order
         self.hit_bytes = 0
@@ -79,6 +80,10 @@ class Policy(Protocol):
     name: str
     remembers: bool
     """Whether the date of a range outlives its eviction."""
+    has_packs: bool
+    """Whether models are told apart."""
+    steps: float
+    """How finely dates are told apart: how many steps there are to a unit of them."""
     again_bytes: int
     """A range is read *again* if no more than this was read of everything since its last pass began."""
 
@@ -139,6 +144,8 @@ class HotnessPolicy:
 
     name = "hotness"
     remembers = True
+    has_packs = True
+    steps = STEPS
 
     def __init__(self, budget_bytes: int) -> None:
         self._recent_rate = 1.0 / max(1.0, RECENT_BUDGETS * budget_bytes)
@@ -191,6 +198,8 @@ class _Plain:
     """What the policies for comparison share: no packs, and whoever comes is let in."""
 
     remembers = True
+    has_packs = False
+    steps = STEPS
     again_bytes = 0
 
     def __init__(self, budget_bytes: int) -> None:
@@ -216,6 +225,7 @@ class LruPolicy(_Plain):
     """Least recently used first: the date is the number of the touch."""
 
     name = "lru"
+    steps = 1.0
 
     def date(self, pack: Pack, date: float, weight: float, seq: int) -> float:  # noqa: ARG002
         return float(seq)

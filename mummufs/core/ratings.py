@@ -1,7 +1,7 @@
 """How hot each range is, whether it is resident or not, and who goes first.
 
 Theory of operation. Each range that was ever touched has a `Rating`. That of a range that may be evicted is *listed*:
-it stands in its pack's sorted list. Those of absent ranges are kept as *ghosts*, so that heat outlives eviction.
+it stands in its pack's order. Those of absent ranges are kept as *ghosts*, so that heat outlives eviction.
 Everything else (a range that is filling, going, or pinned) has a rating that stands nowhere.
 
 A pack is named when one of its files is opened (`join`). Ranges that were rated before that, because their heat was
@@ -19,12 +19,10 @@ from collections.abc import Iterable, Iterator
 from heapq import merge
 from itertools import islice
 from math import inf, log2
-from operator import attrgetter
 from typing import NamedTuple
 
-from sortedcontainers import SortedKeyList
-
 from mummufs.core.hotness import COLD, log2_sum
+from mummufs.core.order import Order
 from mummufs.core.policy import KNOWN, Pack, Policy
 from mummufs.core.ranges import FileId, RangeKey
 
@@ -38,8 +36,8 @@ STRANGERS = b""
 """The name of the pack of files whose pack is not known."""
 _WHOLE = 1.0 - 1e-9
 """Pieces of a pass add up to one but for rounding."""
-_BEFORE = 1 << 62
-"""Touches of earlier mounts are this much older than those of this one."""
+BEFORE = 1 << 50
+"""Touches of earlier mounts are this much older than those of this one. As a date it is exact."""
 
 
 class HeatRecord(NamedTuple):
@@ -72,12 +70,11 @@ class Rating:
         seq: the number of its last touch.
         part: how much of the pass that is under way has been read: the pieces of a pass add up to one touch.
         read_at: the bytes that had been read of everything when its last pass began.
-        place: where it stands in its pack's list, while it is listed. With the key it stands there alone: restored
-            ranges are all COLD, and a list searches through equals.
+        step: where it stands in its pack's order, while it is listed.
         again: whether that pass counts as activity of its pack: it came soon after another, or the range is well known.
     """
 
-    __slots__ = ("again", "date", "key", "listed", "pack", "part", "place", "read_at", "seq")
+    __slots__ = ("again", "date", "key", "listed", "pack", "part", "read_at", "seq", "step")
 
     def __init__(self, key: RangeKey, pack: Pack) -> None:
         self.key = key
@@ -86,21 +83,9 @@ class Rating:
         self.seq = 0
         self.part = 0.0
         self.read_at = -inf
-        self.place: Place | tuple[()] = ()
+        self.step = 0
         self.again = False
         self.listed = False
-
-
-Place = tuple[float, int, RangeKey]
-_place = attrgetter("place")
-_ORDER_LOAD = 300
-"""How long the pieces of a sorted list are: with 100,000 ranges a touch takes a twentieth less than by default."""
-
-
-def _new_pack(name: bytes) -> Pack:
-    order = SortedKeyList(key=_place)
-    order._reset(_ORDER_LOAD)
-    return Pack(name, order)
 
 
 class Ratings:
@@ -108,7 +93,7 @@ class Ratings:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._strangers = _new_pack(STRANGERS)
+        self._strangers = self._new_pack(STRANGERS)
         self._packs = {STRANGERS: self._strangers}
         self._files: OrderedDict[FileId, Pack] = OrderedDict()
         self._ghosts: OrderedDict[RangeKey, Rating] = OrderedDict()
@@ -133,7 +118,9 @@ class Ratings:
         return len(self._packs)
 
     def join(self, file: FileId, name: bytes) -> None:
-        """A file belongs to the pack of this name from now on."""
+        """A file belongs to the pack of this name from now on, if the policy has packs."""
+        if not self._policy.has_packs:
+            return
         pack = self._pack(name)
         if self._files.get(file) is pack:
             self._files.move_to_end(file)
@@ -167,6 +154,9 @@ class Ratings:
             if file not in self._files:  # else it has been opened since, and is known better
                 self.join(file, record.name)
 
+    def _new_pack(self, name: bytes) -> Pack:
+        return Pack(name, Order(self._policy.steps))
+
     def _pack(self, name: bytes) -> Pack:
         pack = self._packs.get(name)
         if pack is not None:
@@ -179,7 +169,7 @@ class Ratings:
             del self._packs[quietest.name]
             for file in [f for f, p in self._files.items() if p is quietest]:
                 del self._files[file]
-        pack = self._packs[name] = _new_pack(name)
+        pack = self._packs[name] = self._new_pack(name)
         return pack
 
     def _pack_of(self, key: RangeKey) -> Pack:
@@ -214,7 +204,6 @@ class Ratings:
     def enlist(self, rating: Rating) -> None:
         """From now on this range may be a victim."""
         self._settle(rating)
-        rating.place = rating.date, rating.seq, rating.key
         rating.pack.order.add(rating)
         rating.listed = True
 
@@ -222,7 +211,7 @@ class Ratings:
         """From now on it may not. Changes nothing for one that was not listed."""
         if rating.listed:
             rating.pack.order.remove(rating)
-            rating.listed, rating.place = False, ()
+            rating.listed = False
 
     def touch(self, rating: Rating, size: int, *, hit: bool) -> None:
         """`size` bytes of a range were read."""
@@ -241,12 +230,11 @@ class Ratings:
         policy.read(pack, size, hit=hit, again=rating.again)
         self._seq = pack.touched = seq = self._seq + 1
         weight = size / key.size if size < key.size else 1.0
-        rating.date = date = policy.date(pack, rating.date, weight, seq)
+        rating.date = policy.date(pack, rating.date, weight, seq)
         rating.seq = seq
         part += weight
         rating.part = part if part < _WHOLE else 0.0
         if listed:
-            rating.place = date, seq, key
             pack.order.add(rating)
             rating.listed = True
 
@@ -258,11 +246,11 @@ class Ratings:
 
     def coldest(self) -> Iterator[Rating]:
         """The listed ratings, coldest first. Not to be gone on with after a change."""
-        policy = self._policy
+        score = self._policy.score
         orders = [pack.order for pack in self._packs.values() if pack.order]
         if len(orders) == 1:
             return iter(orders[0])
-        return merge(*orders, key=lambda r: (policy.score(r.pack, r.date), r.place))
+        return merge(*orders, key=lambda r: score(r.pack, r.pack.order.date(r)))
 
     def admits(self, rating: Rating, victim: Rating) -> bool:
         """Whether a range may take the place of another.
@@ -291,7 +279,7 @@ class Ratings:
         """Its heat; None if it has none. What was recalled comes before what was touched since."""
         if rating.date == COLD:
             return None
-        return HeatRecord(rating.key, self.heat(rating), rating.seq if rating.seq >= 0 else rating.seq + _BEFORE)
+        return HeatRecord(rating.key, self.heat(rating), rating.seq if rating.seq >= 0 else rating.seq + BEFORE)
 
     def recall(self, rating: Rating, record: HeatRecord) -> None:
         """Add the heat that a range had when an earlier mount ended."""
@@ -299,7 +287,7 @@ class Ratings:
         self.delist(rating)
         self._settle(rating)
         heat = log2_sum(self._policy.heat(rating.pack, rating.date), record.heat)
-        rating.seq = rating.seq or record.seq - _BEFORE
+        rating.seq = rating.seq or record.seq - BEFORE
         rating.date = self._policy.recalled(rating.pack, heat, rating.seq)
         if listed:
             self.enlist(rating)
@@ -327,9 +315,7 @@ class Ratings:
         for rating in wanted:
             assert rating.listed and standing[id(rating)] is rating.pack, "each stands in its own pack"
         for pack in self._packs.values():
-            assert sorted(pack.order, key=_place) == list(pack.order), "a pack lists its coldest first"
-            assert len({rating.place for rating in pack.order}) == len(pack.order), "each has a place of its own"
-            assert all(r.place == (r.date, r.seq, r.key) for r in pack.order), "which is that of its last touch"
+            pack.order._check()
         assert not any(rating.listed for rating in others), "what may not be a victim is not listed"
         assert not any(ghost.listed for ghost in self._ghosts.values()), "a ghost is not listed"
         assert all(0.0 <= r.part < 1.0 for r in (*wanted, *islice(self._ghosts.values(), 1000))), "a pass ends at one"

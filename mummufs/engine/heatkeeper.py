@@ -137,7 +137,7 @@ class HeatKeeper:
                 self._index.recall_pack(pack._replace(activity=COLD, files=pack.files[at : at + RECALL_STEP]))
             await trio.lowlevel.checkpoint()
         for end in range(image.count, 0, -RECALL_STEP):
-            for record in image.records(max(0, end - RECALL_STEP), end):
+            for record in reversed(list(image.records(max(0, end - RECALL_STEP), end))):
                 self._index.recall(record._replace(seq=record.seq - image.latest))  # before any touch of this mount
                 self.recalled += 1
             await trio.lowlevel.checkpoint()

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, log2
+from math import floor, inf, log2
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from sortedcontainers import SortedKeyList
 
 from mummufs.core.errors import TransitionError
 from mummufs.core.hotness import COLD, log2_sum
 from mummufs.core.index import CacheIndex
+from mummufs.core.order import Order
 from mummufs.core.policy import KNOWN, POLICIES, HotnessPolicy, Pack, Policy
 from mummufs.core.ranges import PAGE_SIZE, FileId, RangeKey, Version
-from mummufs.core.ratings import STRANGERS, HeatRecord
+from mummufs.core.ratings import BEFORE, STRANGERS, HeatRecord
 from mummufs.core.states import TRANSITIONS, Decision, Event, FillPlan, State
 
 BUDGET = 24 * PAGE_SIZE
@@ -72,7 +72,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.index = CacheIndex(BUDGET, POLICIES[self.policy_name](BUDGET))
         self.policy: Policy = POLICIES[self.policy_name](BUDGET)
         self.known: dict[RangeKey, _Known] = {}
-        self.packs = {name: Pack(name, SortedKeyList()) for name in (STRANGERS, *PACKS)}
+        self.packs = {name: Pack(name, Order(self.policy.steps)) for name in (STRANGERS, *PACKS)}
         self.files: dict[FileId, Pack] = {}
         self.uses: dict[RangeKey, _Use] = {}
         self.untouched: list[RangeKey] = []  # since they were restored
@@ -80,6 +80,9 @@ class IndexMachine(RuleBasedStateMachine):
         self.overhead = 0
         self.touches = 0
         self.read_bytes = 0
+        self.made = {STRANGERS: None}
+        self.listings = 0
+        self.listed: dict[RangeKey, int] = {}
 
     # ------------------------------------------------------------------ the model
 
@@ -92,6 +95,13 @@ class IndexMachine(RuleBasedStateMachine):
 
     def use(self, key: RangeKey) -> _Use:
         return self.uses.get(key) or _Use(self.files.get(key.file, self.packs[STRANGERS]))
+
+    def list_now(self, key: RangeKey) -> None:
+        """A range goes to the end of its step's queue."""
+        known = self.known.get(key)
+        if known is not None and known.state is State.RESIDENT and key not in self.pins:
+            self.listings += 1
+            self.listed[key] = self.listings
 
     def settle(self, key: RangeKey) -> _Use:
         """A range goes over to its file's pack."""
@@ -110,9 +120,12 @@ class IndexMachine(RuleBasedStateMachine):
     def coldest_first(self) -> list[RangeKey]:
         resident = [key for key, known in self.known.items() if known.state is State.RESIDENT and key not in self.pins]
 
-        def place(key: RangeKey) -> tuple[float, float, int, RangeKey]:
-            use = self.use(key)
-            return self.policy.score(use.pack, use.date), use.date, use.seq, key
+        def place(key: RangeKey) -> tuple[float, int, float, int]:
+            """By steps; of equal scores in the order of packs; in a step by who was listed first."""
+            use, steps = self.use(key), self.policy.steps
+            step = COLD if use.date == COLD else floor(use.date * steps) / steps
+            number = list(self.made).index(use.pack.name)
+            return self.policy.score(use.pack, step), number, step, self.listed[key]
 
         touched = [key for key in resident if key not in self.untouched]
         return [*reversed(self.untouched), *sorted(touched, key=place)]
@@ -201,6 +214,7 @@ class IndexMachine(RuleBasedStateMachine):
     def list_again(self, key: RangeKey) -> None:
         if key not in self.pins:
             self.settle(key)
+            self.list_now(key)
 
     @rule(key=st.sampled_from(KEYS), size=st.integers(0, 8 * PAGE_SIZE), hit=st.booleans())
     def touch(self, key: RangeKey, size: int, hit: bool) -> None:
@@ -218,11 +232,14 @@ class IndexMachine(RuleBasedStateMachine):
         self.touches += 1
         use.date, use.seq = self.policy.date(use.pack, use.date, weight, self.touches), self.touches
         use.part = use.part + weight if use.part + weight < 1 - 1e-9 else 0.0
+        self.list_now(key)
 
     @rule(key=st.sampled_from(KEYS), name=st.sampled_from([STRANGERS, *PACKS]))
     def join(self, key: RangeKey, name: bytes) -> None:
         self.index.join(key.file, name)
-        self.files[key.file] = self.packs[name]
+        if self.policy.has_packs:
+            self.files[key.file] = self.packs[name]
+            self.made[name] = None
 
     @rule(key=st.sampled_from(KEYS), pinned=st.booleans())
     def pin(self, key: RangeKey, pinned: bool) -> None:
@@ -232,16 +249,17 @@ class IndexMachine(RuleBasedStateMachine):
         if pinned:
             self.touched(key)
         if was and not pinned and known is not None and known.state is State.RESIDENT:
-            self.settle(key)
+            self.list_again(key)
 
     @rule(key=st.sampled_from(KEYS), heat=st.floats(-5, 20), seq=st.integers(0, 1000))
     def recall(self, key: RangeKey, heat: float, seq: int) -> None:
         self.index.recall(HeatRecord(key, heat, seq))
         self.touched(key)
         use = self.settle(key)
-        use.seq = use.seq or seq - (1 << 62)
+        use.seq = use.seq or seq - BEFORE
         total = log2_sum(self.policy.heat(use.pack, use.date), heat)
         use.date = self.policy.recalled(use.pack, total, use.seq)
+        self.list_now(key)
 
     @rule(key=st.sampled_from(KEYS), version=st.sampled_from(VERSIONS))
     def restore(self, key: RangeKey, version: Version) -> None:
@@ -296,6 +314,7 @@ class IndexMachine(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(self.in_state(State.EVICTING)))
         self.index.abort_evict(key)
         self.known[key].state = State.RESIDENT
+        self.list_again(key)
 
     @rule(key=st.sampled_from(KEYS), event=st.sampled_from(Event))
     def a_transition_out_of_the_table_changes_nothing(self, key: RangeKey, event: Event) -> None:
