@@ -5,7 +5,7 @@ heat(t) = sum of w_i * 2^((t_i - t) / half_life). Its logarithm is log2(sum of w
 half_life, and the last term is the same for all ranges. So what is stored is the first term, the *date*:
 
 - letting everything cool costs nothing, because no stored number changes;
-- the order of two ranges that nobody touches never changes, so they can stay in a sorted list;
+- the order of two ranges that nobody touches never changes, so they can stay where they stand in an order;
 - a touch is one addition in the logarithm: `log2_sum(date, log2(w) + t / half_life)`.
 
 This holds for any clock that never runs backwards. Ours counts hit bytes (policy.py says why).
