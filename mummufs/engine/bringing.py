@@ -88,10 +88,10 @@ class Bringer:
         window, first = flight.window, True
         for part in flight.pieces():
             hints = []
-            if self._has_hints:
+            if self._has_hints and first and window.size <= FOREGROUND_BYTES:
+                hints.append(window)  # in its order: to read the end first would cost the disks more than its start
+            elif self._has_hints:
                 hints.append(window.intersection(ByteRange(part.offset, part.size + PIECE_MAX_BYTES)))
-                if first and window.size <= FOREGROUND_BYTES:
-                    hints.append(ByteRange(window.offset, part.offset - window.offset))
             first = False
             yield _Piece(part, hints)
 

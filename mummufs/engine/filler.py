@@ -142,8 +142,9 @@ class Filler:
 
     @property
     def share_used(self) -> float | None:
-        """Which part of what disks were asked for besides was used lately; None where they are not asked."""
-        return None if self._around is None else self._around.share
+        """Which part of the blocks that disks were asked for was used; None where there are none."""
+        around = self._around
+        return around.used_bytes / around.asked_bytes if around and around.asked_bytes else None
 
     def offer_nowait(
         self,
