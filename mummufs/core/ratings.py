@@ -22,7 +22,7 @@ from math import inf, log2
 from typing import NamedTuple
 
 from mummufs.core.hotness import COLD, log2_sum
-from mummufs.core.order import Order
+from mummufs.core.order import Order, Place
 from mummufs.core.policy import KNOWN, Pack, Policy
 from mummufs.core.ranges import FileId, RangeKey
 
@@ -62,7 +62,7 @@ class PackRecord(NamedTuple):
     files: tuple[FileId, ...]
 
 
-class Rating:
+class Rating(Place):
     """What is known of how a range is used.
 
     Attributes:
@@ -70,11 +70,10 @@ class Rating:
         seq: the number of its last touch.
         part: how much of the pass that is under way has been read: the pieces of a pass add up to one touch.
         read_at: the bytes that had been read of everything when its last pass began.
-        step: where it stands in its pack's order, while it is listed.
         again: whether that pass counts as activity of its pack: it came soon after another, or the range is well known.
     """
 
-    __slots__ = ("again", "date", "key", "listed", "pack", "part", "read_at", "seq", "step")
+    __slots__ = ("again", "date", "key", "listed", "pack", "part", "read_at", "seq")
 
     def __init__(self, key: RangeKey, pack: Pack) -> None:
         self.key = key
@@ -83,7 +82,7 @@ class Rating:
         self.seq = 0
         self.part = 0.0
         self.read_at = -inf
-        self.step = 0
+        self.before = self.after = None
         self.again = False
         self.listed = False
 
