@@ -67,18 +67,19 @@ class Rating(Place):
 
     Attributes:
         date: as the policy has it; COLD if it was never touched.
+        recent, lasting: what a policy of two memories makes the date of.
         seq: the number of its last touch.
         part: how much of the pass that is under way has been read: the pieces of a pass add up to one touch.
         read_at: the bytes that had been read of everything when its last pass began.
         again: whether that pass counts as activity of its pack: it came soon after another, or the range is well known.
     """
 
-    __slots__ = ("again", "date", "key", "listed", "pack", "part", "read_at", "seq")
+    __slots__ = ("again", "date", "key", "lasting", "listed", "pack", "part", "read_at", "recent", "seq")
 
     def __init__(self, key: RangeKey, pack: Pack) -> None:
         self.key = key
         self.pack = pack
-        self.date = COLD
+        self.date = self.recent = self.lasting = COLD
         self.seq = 0
         self.part = 0.0
         self.read_at = -inf
@@ -178,8 +179,9 @@ class Ratings:
         """Have an unlisted rating in its file's pack."""
         pack = self._pack_of(rating.key)
         if rating.pack is not pack:
-            rating.date = self._policy.recalled(pack, self._policy.heat(rating.pack, rating.date), rating.seq)
+            heat = self.heat(rating)
             rating.pack = pack
+            self._policy.recall(rating, heat)
 
     # ------------------------------------------------------------------ ratings
 
@@ -212,7 +214,7 @@ class Ratings:
             rating.pack.order.remove(rating)
             rating.listed = False
 
-    def touch(self, rating: Rating, size: int, *, hit: bool) -> None:
+    def touch(self, rating: Rating, size: int, hit: bool) -> None:
         """`size` bytes of a range were read."""
         policy, key, listed = self._policy, rating.key, rating.listed
         if listed:
@@ -226,21 +228,19 @@ class Ratings:
             rating.again = soon or policy.heat(pack, rating.date) >= KNOWN
             rating.read_at = self._read_bytes
         self._read_bytes += size
-        policy.read(pack, size, hit=hit, again=rating.again)
-        self._seq = pack.touched = seq = self._seq + 1
+        rating.seq = self._seq = pack.touched = self._seq + 1
         weight = size / key.size if size < key.size else 1.0
-        rating.date = policy.date(pack, rating.date, weight, seq)
-        rating.seq = seq
+        policy.touch(rating, size, weight, hit)
         part += weight
         rating.part = part if part < _WHOLE else 0.0
         if listed:
             pack.order.add(rating)
             rating.listed = True
 
-    def touch_absent(self, key: RangeKey, size: int, *, hit: bool) -> None:
+    def touch_absent(self, key: RangeKey, size: int, hit: bool) -> None:
         """The same for a range that is absent."""
         rating = self.take(key)
-        self.touch(rating, size, hit=hit)
+        self.touch(rating, size, hit)
         self._remember(rating)
 
     def coldest(self) -> Iterator[Rating]:
@@ -257,12 +257,10 @@ class Ratings:
         A range is asked for at the first piece of a pass, so it is compared as if the pass were over, or it would be
         declined for ever; and one that was never touched as if it had been just now.
         """
-        pack = self._pack_of(rating.key)
-        heat = self._policy.heat(rating.pack, rating.date)
+        heat = self.heat(rating)
         if rating.part or heat == COLD:
             heat = log2_sum(heat, log2(1.0 - rating.part))
-        date = self._policy.recalled(pack, heat, max(rating.seq, victim.seq))
-        return self._policy.admits(pack, date, victim.pack, victim.date)
+        return self._policy.admits(self._pack_of(rating.key), heat, victim)
 
     def heat(self, rating: Rating) -> float:
         """log2 of its heat now, or COLD."""
@@ -285,9 +283,9 @@ class Ratings:
         listed = rating.listed
         self.delist(rating)
         self._settle(rating)
-        heat = log2_sum(self._policy.heat(rating.pack, rating.date), record.heat)
+        heat = log2_sum(self.heat(rating), record.heat)
         rating.seq = rating.seq or record.seq - BEFORE
-        rating.date = self._policy.recalled(rating.pack, heat, rating.seq)
+        self._policy.recall(rating, heat)
         if listed:
             self.enlist(rating)
 
