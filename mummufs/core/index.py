@@ -57,6 +57,9 @@ class _Entry:
     """None of a range that was restored and not touched since: half a million of them take much memory."""
 
 
+_COLDER = FillPlan(Decision.COLDER)
+
+
 class CacheIndex:
     """What the store holds and what may enter it. O(log n) per call, plus the length of what is returned."""
 
@@ -164,7 +167,7 @@ class CacheIndex:
                 if victim.key == key:
                     continue
                 if key not in self._pins and not self._ratings.admits(rating, victim):
-                    return FillPlan(Decision.COLDER)
+                    return _COLDER
                 victims.append(victim.key)
                 missing -= self._entries[victim.key].charge
             if missing > 0 and len(victims) < VICTIMS_MAX:
@@ -175,7 +178,7 @@ class CacheIndex:
     def begin_fill(self, key: RangeKey, charge: int, version: Version) -> None:
         """Promise `charge` bytes to a range. Only after `plan_fill` said READY, with nothing in between."""
         assert charge <= self.free_bytes, f"no room for {charge} bytes: plan_fill comes first"
-        state = self._next(key, Event.BEGIN_FILL)
+        state = self._next(self._entries.get(key), Event.BEGIN_FILL, key)
         self._enter(_Entry(key, state, charge, version, self._ratings.take(key)))
         self._filling_bytes += charge
 
@@ -197,7 +200,7 @@ class CacheIndex:
         """A range file from an earlier mount was found. False if the range is known already."""
         if key in self._entries:
             return False
-        state = self._next(key, Event.RESTORE)
+        state = self._next(None, Event.RESTORE, key)
         entry = self._enter(_Entry(key, state, charge, version, None))
         self._used += charge
         self._untouched.append(entry)
@@ -234,10 +237,8 @@ class CacheIndex:
 
     def begin_evict(self, key: RangeKey) -> int:
         """From now on no read is planned from this range; its bytes stay counted. Returns them."""
-        entry = self._entries.get(key)
-        if entry is not None and entry.state is State.RESIDENT:
-            self._ratings.delist(self._rate(entry))
         entry = self._move(key, Event.BEGIN_EVICT)
+        self._ratings.delist(self._rate(entry))
         self._pinned_bytes -= entry.charge * (key in self._pins)
         self._evicting_bytes += entry.charge
         return entry.charge
@@ -360,8 +361,11 @@ class CacheIndex:
         """Those that may be victims, coldest first: what was restored and never touched goes first."""
         while self._untouched and self._untouched[-1].rating is not None:
             self._untouched.pop()
+        coldest = self._ratings.coldest()
+        if not self._untouched:
+            return coldest
         untouched = (self._ratings.find(e.key) for e in reversed(self._untouched) if e.rating is None)
-        return chain(untouched, self._ratings.coldest())
+        return chain(untouched, coldest)
 
     def _enlist(self, entry: _Entry) -> None:
         if entry.key not in self._pins:
@@ -373,16 +377,17 @@ class CacheIndex:
         self._pinned_bytes += entry.charge * (entry.key in self._pins)
         return entry
 
-    def _next(self, key: RangeKey, event: Event) -> State:
-        state = self.state(key)
+    def _next(self, entry: _Entry | None, event: Event, key: RangeKey) -> State:
+        state = State.ABSENT if entry is None else entry.state
         following = TRANSITIONS.get((state, event))
         if following is None:
             raise TransitionError(f"{event.value} of a range that is {state.value}: {key}")
         return following
 
     def _move(self, key: RangeKey, event: Event) -> _Entry:
-        following = self._next(key, event)
-        entry = self._entries[key]
+        entry = self._entries.get(key)
+        following = self._next(entry, event, key)
+        assert entry is not None, "what is absent is entered, not moved"
         self._counts[entry.state] -= 1
         if following is not State.ABSENT:
             self._counts[following] += 1

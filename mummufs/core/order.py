@@ -64,7 +64,8 @@ class Order:
 
     def __iter__(self) -> Iterator[Rating]:
         """The coldest first. Not to be gone on with after a change."""
-        for step in self._steps.values():
+        for number in self._steps:
+            step = self._steps[number]
             place = step.after
             while place is not step:
                 yield place
