@@ -45,6 +45,7 @@ HEAT_STEP = 256
 """Ranges that a walk over their heat looks at at a time."""
 VICTIMS_MAX = 256
 """Victims of one plan: a bounded batch, so that no plan takes more than a fraction of a millisecond."""
+_COLDER = FillPlan(Decision.COLDER)
 
 
 @dataclass(slots=True, eq=False)
@@ -55,9 +56,6 @@ class _Entry:
     version: Version
     rating: Rating | None
     """None of a range that was restored and not touched since: half a million of them take much memory."""
-
-
-_COLDER = FillPlan(Decision.COLDER)
 
 
 class CacheIndex:
@@ -361,11 +359,10 @@ class CacheIndex:
         """Those that may be victims, coldest first: what was restored and never touched goes first."""
         while self._untouched and self._untouched[-1].rating is not None:
             self._untouched.pop()
-        coldest = self._ratings.coldest()
         if not self._untouched:
-            return coldest
+            return self._ratings.coldest()
         untouched = (self._ratings.find(e.key) for e in reversed(self._untouched) if e.rating is None)
-        return chain(untouched, coldest)
+        return chain(untouched, self._ratings.coldest())
 
     def _enlist(self, entry: _Entry) -> None:
         if entry.key not in self._pins:
