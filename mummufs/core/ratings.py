@@ -314,8 +314,8 @@ class Ratings:
             assert rating.listed and standing[id(rating)] is rating.pack, "each stands in its own pack"
         for pack in self._packs.values():
             pack.order._check()
-        assert not any(rating.listed for rating in others), "what may not be a victim is not listed"
-        assert not any(ghost.listed for ghost in self._ghosts.values()), "a ghost is not listed"
+        assert not any(r.listed or r.before or r.after for r in others), "what may not be a victim is not listed"
+        assert not any(r.listed or r.before or r.after for r in self._ghosts.values()), "a ghost is not listed"
         assert all(0.0 <= r.part < 1.0 for r in (*wanted, *islice(self._ghosts.values(), 1000))), "a pass ends at one"
         assert all(self._packs.get(pack.name) is pack for pack in self._files.values()), "a file's pack is one of ours"
         assert len(self._packs) <= PACKS_MAX, "the number of packs is bounded"
