@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from mummufs.core.ranges import PAGE_SIZE, ByteRange
 from mummufs.core.unbuffered import GRAIN_BYTES, batches, plan_requests
+from mummufs.source.base import Wanted
 
 KEPT_BYTES = (4 << 20) + GRAIN_BYTES
 """A buffer of this size is kept by each thread that reads: making one costs as much as reading it."""
@@ -39,17 +40,6 @@ class Device(Protocol):
             OSError: one of them has failed. None is under way any more.
         """
         ...
-
-
-class Wanted(NamedTuple):
-    """Bytes that somebody wants: from which offset, and where to."""
-
-    offset: int
-    place: memoryview
-
-    @property
-    def range(self) -> ByteRange:
-        return ByteRange(self.offset, len(self.place))
 
 
 def read_planned(device: Device, wanted: Sequence[Wanted]) -> list[int]:

@@ -13,8 +13,9 @@ import pytest
 
 from mummufs.core.ranges import PAGE_SIZE
 from mummufs.core.unbuffered import GRAIN_BYTES, REQUEST_BYTES_MAX
+from mummufs.source.base import Wanted
 from mummufs.source.direct import DirectFile
-from mummufs.source.unbuffered import KEPT_BYTES, Device, Request, Wanted, read_planned
+from mummufs.source.unbuffered import KEPT_BYTES, Device, Request, read_planned
 
 MIB = 1 << 20
 DATA = random.Random(7).randbytes(3 * MIB + 12345)
