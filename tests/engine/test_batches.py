@@ -21,6 +21,7 @@ from mummufs.core.unbuffered import GRAIN_BYTES
 from mummufs.engine import bringing, merging
 from mummufs.engine.warmprogress import WarmProgress
 from mummufs.source.base import Wanted
+from mummufs.source.direct import DirectTreeSource
 from mummufs.source.memory import MemoryFile, MemorySource
 from mummufs.source.unbuffered import Request, read_planned
 from mummufs.source.windows import WindowsSource
@@ -262,6 +263,20 @@ async def test_random_reads_give_the_bytes_of_the_source(tmp_path: Path, budget:
                 nursery.start_soon(read)
         await e.idle()
         assert max(map(len, source.batches)) > 1
+        e.check()
+
+
+async def test_a_tree_past_the_page_cache(tmp_path: Path) -> None:
+    root, store = tmp_path / "root", tmp_path / "store"
+    root.mkdir()
+    store.mkdir()
+    (root / "model").write_bytes(DATA)
+    parser = FakeParser({b"model": make_table(SIZE, WINDOWS)})
+    async with engine(DirectTreeSource(root), store, parser) as e:
+        handle = await e.open(b"model")
+        for offset, size in ((EXPERT - 5, 10), (100, SIZE - 300), (SIZE - 200, 200)):
+            assert await e.read(handle, offset, size) == DATA[offset : offset + size]
+        assert (await warm(e)).resident.ranges == len(WINDOWS)
         e.check()
 
 

@@ -14,7 +14,7 @@ import pytest
 from mummufs.core.ranges import PAGE_SIZE
 from mummufs.core.unbuffered import GRAIN_BYTES, REQUEST_BYTES_MAX
 from mummufs.source.base import Wanted
-from mummufs.source.direct import DirectFile
+from mummufs.source.direct import DirectFile, DirectTreeSource
 from mummufs.source.unbuffered import KEPT_BYTES, Device, Request, read_planned
 
 MIB = 1 << 20
@@ -132,3 +132,25 @@ def test_a_closed_file(tmp_path: Path) -> None:
     with pytest.raises(OSError) as caught:
         read_planned(direct, [Wanted(0, memoryview(bytearray(10)))])
     assert caught.value.errno == errno.EBADF
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_tree_past_the_page_cache_where_there_is_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    (tmp_path / "file").write_bytes(DATA)
+    if not direct:
+
+        def refuse(_fd: int) -> DirectFile:
+            raise OSError(errno.EINVAL, "for the test")
+
+        monkeypatch.setattr("mummufs.source.direct.DirectFile", refuse)
+    source = DirectTreeSource(tmp_path)
+    file = source.open(b"file")
+    places = [memoryview(bytearray(300)), memoryview(bytearray(70_000))]
+    assert file.reads_at_once is direct
+    assert file.read_many([Wanted(5, places[0]), Wanted(2 * MIB + 1, places[1])]) == [300, 70_000]
+    assert file.read_into(places[0], len(DATA) - 7) == 7 and places[0][:7] == DATA[-7:]
+    assert places[1] == DATA[2 * MIB + 1 : 2 * MIB + 70_001]
+    file.close()
+    source.close()
