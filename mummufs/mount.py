@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import trio
@@ -37,6 +38,7 @@ from mummufs.engine.resident import OPEN_MAX
 from mummufs.engine.scrub import RATE_BYTES_PER_S, Scrub
 from mummufs.engine.service import Service, ServiceOptions
 from mummufs.mountinfo import Holder, MountEntry, holders, mount_at, read_mountinfo
+from mummufs.mounting import common_options, tables_bytes_max
 from mummufs.source.devices import spins, suggested_reads
 from mummufs.source.local import ignore_broken_leases
 from mummufs.source.tree import TreeSource
@@ -44,15 +46,10 @@ from mummufs.status import scrub_status, status
 from mummufs.store.layout import DIR_MODE
 from mummufs.store.lock import StoreLock
 from mummufs.store.osfs import RealOs
-from mummufs.store.rangestore import TABLES_BYTES_MAX, RangeStore
+from mummufs.store.rangestore import RangeStore
 
 LEAVE_S = 4.0
 """After a signal: how long who holds the mount may go on before the connection is cut."""
-RESERVE_BYTES_MAX = 1 << 30
-RESERVE_SHARE = 0.05
-"""The store's file system keeps this share free, but no more than RESERVE_BYTES_MAX, unless an option says else."""
-TABLES_SHARE = 8
-"""One in so many bytes of the budget may go to range tables."""
 DESCRIPTORS_RESERVED = 56
 """Descriptors of the process that are for neither range files nor files of the source: the lane, its pipes, and what is
 open for one call."""
@@ -100,8 +97,8 @@ def run(config: MountConfig, ready: Ready, *, background: bool = False) -> int:
         stack.callback(source.close)
         store = None
         if config.store_dir is not None:
-            store = stack.enter_context(_opened_store(config.store_dir, config.store_bytes))
-        service = Service(source, _service_options(config, reads, store), store, store_dir=config.store_dir)
+            store = stack.enter_context(_opened_store(config, config.store_dir))
+        service = Service(source, _service_options(config, reads), store, store_dir=config.store_dir)
         operations = MirrorOperations(service.overlay, service.mirror, service.counters, config.attr_timeout_s)
         session = Session(
             operations,
@@ -277,7 +274,7 @@ def _claimed(mountpoint: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened_store(directory: Path, budget_bytes: int) -> Iterator[RangeStore]:
+def _opened_store(config: MountConfig, directory: Path) -> Iterator[RangeStore]:
     """The store, locked. What is wrong with it is told in a sentence."""
     try:
         directory.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
@@ -290,9 +287,9 @@ def _opened_store(directory: Path, budget_bytes: int) -> Iterator[RangeStore]:
             stack.callback(lock.release)
             store = RangeStore(
                 RealOs(directory),
-                lambda: lock.renew(directory),
+                lock.renew,
                 closer=Reaper("store closer").submit,
-                tables_bytes_max=min(TABLES_BYTES_MAX, budget_bytes // TABLES_SHARE),
+                tables_bytes_max=tables_bytes_max(config),
             )
             held = stack.pop_all()
     except OSError as error:
@@ -306,26 +303,14 @@ def _holders(entry: MountEntry) -> list[Holder]:
     return holders(entry.device, source=entry.source, mount_ids={entry.mount_id})
 
 
-def _service_options(config: MountConfig, source_reads: int, store: RangeStore | None) -> ServiceOptions:
-    reserve = config.store_reserve_bytes
-    if reserve is None and config.store_dir is not None:
-        reserve = int(min(RESERVE_BYTES_MAX, RealOs(config.store_dir).total_bytes() * RESERVE_SHARE))
+def _service_options(config: MountConfig, source_reads: int) -> ServiceOptions:
     left = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_RESERVED
     open_max = max(OPEN_MIN, min(OPEN_MAX, left // OPEN_SHARE))
-    return ServiceOptions(
-        source_reads=source_reads,
-        budget_bytes=config.store_bytes if store is not None else 0,
-        reserve_bytes=reserve or 0,
-        settle_s=config.settle_s,
-        policy=config.policy,
-        manifest=config.manifest,
-        source_timeout_s=config.source_timeout_s,
-        offline_reads=config.offline_reads,
-        verify_always=config.verify == "always",
+    return replace(
+        common_options(config, source_reads, lambda: RealOs(config.store_dir or Path()).total_bytes()),
         open_max=open_max,
         files_max=max(FILES_MIN, left - 2 * open_max),
         read_around=spins(os.fspath(config.source)),
-        write_budget_bytes=config.write_budget_bytes,
         heat_save_s=float(os.environ.get(HEAT_SAVE_ENV, SAVE_S)),
         prefetch=config.prefetch == "order" and not config.direct,
     )

@@ -14,9 +14,10 @@ import click
 
 from mummufs import config as configuration
 from mummufs import pipes, winpaths
+from mummufs.commands.mountoptions import mount_options
 from mummufs.commands.output import print_json, print_table, printable
 from mummufs.commands.status import ANSWER_S, Asked, _details, _row
-from mummufs.config import LOG_LEVELS, PASS_THROUGH_NOTE, STORE_ENV, STORE_GB_ENV, MountConfig
+from mummufs.config import PASS_THROUGH_NOTE, MountConfig
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.options import OWN_OPTIONS
 
@@ -30,16 +31,7 @@ _COLUMNS = ("mountpoint", "source", "state", "used", "budget", "ranges", "hits",
 
 
 @click.command(epilog="Options of -o: " + ", ".join(f"{name}={value}" for name, value in OWN_OPTIONS.items()))
-@click.argument("source")
-@click.argument("mountpoint")
-@click.option("--store", metavar="DIR", help=f"Directory for range files, on the NVMe. Default: %{STORE_ENV}%.")
-@click.option("--store-size", metavar="SIZE", help=f"The store's budget, as 64G. Default: %{STORE_GB_ENV}% or 64G.")
-@click.option("--store-gb", metavar="N", help="The same in GiB.")
-@click.option("-o", "options", metavar="OPT,...", multiple=True, help="More options.")
-@click.option("--foreground", is_flag=True, help="Stay, and end with the mount.")
-@click.option("--log-file", metavar="FILE", help="Where the daemon logs.")
-@click.option("--log-level", metavar="LEVEL", help=f"One of {', '.join(LOG_LEVELS)}.")
-@click.option("--mount-timeout", metavar="TIME", help="How long to wait for the mount. Default: 60s.")
+@mount_options("%{}%", "More options.")
 @click.option("--daemon", is_flag=True, hidden=True)
 def mount(
     source: str, mountpoint: str, options: tuple[str, ...], foreground: bool, daemon: bool, **overrides: str | None

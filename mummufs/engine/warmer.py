@@ -1,11 +1,11 @@
 """The warmer: brings ranges into the store that nobody has read yet, because somebody has asked for them.
 
 Theory of operation. One warm runs at a time; a few more wait (`jobs`). It goes through its files twice: first to count
-what is asked for, then to fill what is absent, in order of offset, in groups that are one pass of up to 32 MiB each; where the source reads several at once, as many
-passes as make one batch (`merging`). One group is read at a time, so that the head does not go to and fro, and others
-are written meanwhile, IN_FLIGHT_BYTES in all. Its reads have the lowest turn of all (`schedule`), so a reader never
-waits for more than the piece of a few MiB, or the batch, that is being read. What is resident is passed over, so a warm
-that was stopped goes on where it was when it is asked for again.
+what is asked for, then to fill what is absent, in order of offset, in groups that are one pass of up to 32 MiB each, or
+one batch of passes where the source reads several at once (`merging`). One group is read at a time, so that the head
+does not go to and fro, and others are written meanwhile, IN_FLIGHT_BYTES in all. Its reads have the lowest turn of all
+(`schedule`), so a reader never waits for more than the piece of a few MiB, or the batch, that is being read. What is
+resident is passed over, so a warm that was stopped goes on where it was when it is asked for again.
 
 What a warm may take. It is a request, not a read: it gives a range no heat, and what it brings is the first to go
 again if nobody reads it. So it

@@ -88,8 +88,8 @@ async def test_a_mount_from_its_first_call_to_its_last(
         windows.leave(pipe, "M:")
 
 
-def _take_at_once(self: WindowsStoreLock, directory: str, _: float) -> None:
-    _take(self, directory, 0.0)
+def _take_at_once(self: WindowsStoreLock, _: float) -> None:
+    _take(self, 0.0)
 
 
 _take = WindowsStoreLock._take
