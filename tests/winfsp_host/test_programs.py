@@ -7,11 +7,12 @@ deletion is pending, handles of one file among each other.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 
 from mummufs.backends.winfsp import info
 from mummufs.source.base import Source
@@ -113,7 +114,7 @@ async def program(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     root, store = tmp_path / "root", tmp_path / "store"
     root.mkdir()
     store.mkdir()
-    sources: dict[str, partial[Source]] = {
+    sources: dict[str, Callable[[], Source]] = {
         "memory": partial(MemorySource),
         "linux": partial(TreeSource, root),
         "windows": partial(WindowsSource, "C:\\", FakeWin32(root), unbuffered=True),
@@ -332,3 +333,27 @@ async def test_long_names_and_paths(program: Program) -> None:
     assert await program.at.whole(path.upper()) == b"deep"
     await program.make("\\" + "y" * 255)
     assert "y" * 255 in await program.names("\\")
+
+
+async def test_everything_from_many_threads_at_once(program: Program) -> None:
+    """Each call in a thread that WinFsp might have made: opens, reads, listings, changes and closes side by side."""
+    p = program
+    await p.make("\\d", options=DIRECTORY_FILE)
+    await p.make("\\d\\shared", b"s" * 5000)
+
+    async def work(number: int) -> None:
+        own = f"\\d\\own {number}"
+        for i in range(4):
+            await p.make(own, bytes([number]) * 1000)
+            assert await p.at.whole(own.upper()) == bytes([number]) * 1000
+            assert await p.at.whole("\\d\\SHARED") == b"s" * 5000
+            assert f"own {number}" in await p.names("\\d", f"own {number}", 700)
+            await p.move(own, f"{own} {i}")
+            assert (await p.attributes(f"{own} {i}")).size == 1000
+            await p.delete(f"{own} {i}")
+            assert await p.status(p.create_file, own) == NAME_NOT_FOUND
+
+    async with trio.open_nursery() as nursery:
+        for number in range(16):
+            nursery.start_soon(work, number)
+    assert await p.names("\\d") == ["shared"] and p.at.session.files.open_handles == 0
