@@ -31,18 +31,18 @@ from mummufs.config import MountConfig
 from mummufs.control import Answer, ControlServer
 from mummufs.control_profile import profile_handlers
 from mummufs.control_trace import trace_handlers
+from mummufs.control_verify import verify_handlers
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.engine.heatkeeper import SAVE_S
 from mummufs.engine.reaper import Reaper
 from mummufs.engine.resident import OPEN_MAX
-from mummufs.engine.scrub import RATE_BYTES_PER_S, Scrub
 from mummufs.engine.service import Service, ServiceOptions
 from mummufs.mountinfo import Holder, MountEntry, holders, mount_at, read_mountinfo
 from mummufs.mounting import common_options, tables_bytes_max
 from mummufs.source.devices import spins, suggested_reads
 from mummufs.source.local import ignore_broken_leases
 from mummufs.source.tree import TreeSource
-from mummufs.status import scrub_status, status
+from mummufs.status import status
 from mummufs.store.layout import DIR_MODE
 from mummufs.store.lock import StoreLock
 from mummufs.store.osfs import RealOs
@@ -144,16 +144,12 @@ class _Daemon:
         self._started = time.monotonic()
         self._tuned = tuning.Tuned(None, None)
         self._entry: MountEntry | None = None
-        self._nursery: trio.Nursery | None = None
-        self._scrubbing = trio.CancelScope()
 
     async def main(self) -> None:
         """Serve until the mount is gone."""
         handlers = {
             "status": self._status,
-            "verify": self._verify,
-            "verify_progress": self._verify_progress,
-            "verify_stop": self._verify_stop,
+            **verify_handlers(self._service.background_scrub),
             **trace_handlers(self._config, self._service, self._session),
             **storecontrol.handlers(self._service.placement),
             **profile_handlers(self._service),
@@ -161,7 +157,6 @@ class _Daemon:
         control = ControlServer(self._config.mountpoint, handlers)
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
                 await nursery.start(self._service.run)
                 nursery.start_soon(self._watch_signals)
                 nursery.start_soon(control.serve)
@@ -213,42 +208,6 @@ class _Daemon:
         del asked
         uptime_s = time.monotonic() - self._started
         return status(self._config, self._service, self._operations, self._session.front, self._tuned, uptime_s)
-
-    async def _verify(self, asked: Mapping[str, object]) -> Answer:
-        scrub = self._service.scrub
-        if scrub is None or self._nursery is None:
-            raise MummufsError("this mount has no store: there is nothing to verify")
-        if scrub.progress.running:
-            raise MummufsError("it is being verified already: `mummufs status` shows how far it is")
-        scrub.progress.running = True
-        self._scrubbing = trio.CancelScope()
-        self._nursery.start_soon(self._scrub, scrub, asked)
-        return {}
-
-    async def _scrub(self, scrub: Scrub, asked: Mapping[str, object]) -> None:
-        sample, rate = asked.get("sample"), asked.get("rate_bytes_per_s")
-        with self._scrubbing:
-            try:
-                await scrub.run(
-                    against_source=bool(asked.get("against_source")),
-                    sample=sample if isinstance(sample, int) else None,
-                    resume=bool(asked.get("resume")),
-                    rate_bytes_per_s=float(rate) if isinstance(rate, int) and rate > 0 else RATE_BYTES_PER_S,
-                )
-            except Exception:  # a scrub must not end the mount
-                self._service.counters.errors.handler += 1
-                log.exception("the scrub failed on a fault of ours")
-            finally:
-                scrub.progress.running = False
-
-    async def _verify_progress(self, asked: Mapping[str, object]) -> Answer:
-        del asked
-        return {} if self._service.scrub is None else scrub_status(self._service.scrub)
-
-    async def _verify_stop(self, asked: Mapping[str, object]) -> Answer:
-        del asked
-        self._scrubbing.cancel()
-        return {}
 
 
 @contextlib.contextmanager

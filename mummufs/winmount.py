@@ -24,6 +24,7 @@ from mummufs import logs
 from mummufs.backends.winfsp.library import Library, find_dll
 from mummufs.backends.winfsp.session import DISPATCHER_THREADS, Session, VolumeOptions
 from mummufs.config import UNBUFFERED_ENV, MountConfig
+from mummufs.control_verify import verify_handlers
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.engine.reaper import Reaper
 from mummufs.engine.service import Service, ServiceOptions
@@ -181,7 +182,12 @@ class Daemon:
 
     async def main(self) -> None:
         """Serve until the mount is to end, and end it."""
-        control = PipeServer(self._pipe, {"status": self._status, "leave": self._leave})
+        handlers = {
+            "status": self._status,
+            "leave": self._leave,
+            **verify_handlers(self._service.background_scrub),
+        }
+        control = PipeServer(self._pipe, handlers)
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._service.run)
