@@ -1,8 +1,17 @@
 """What programs of Windows expect of a volume: the ground that winfstest covers, as far as it reaches a file system.
 
-Dispositions, deletions, renames, listings, sizes, times, attributes, links and names, over a source in memory, a
-directory of Linux and one of Windows. What the driver sees to by itself is not here: share modes, locks, files whose
-deletion is pending, handles of one file among each other.
+Over a source in memory, a directory of Linux and one of Windows. Of winfstest's eleven files:
+
+    00 dispositions        test_dispositions, test_directories_are_none_of_the_files...
+    01, 07 attributes      test_times_and_attributes..., test_a_read_only_file...: of the bits READONLY is kept
+    02 directories         test_directories_are_none_of_the_files..., test_deletions
+    03 FindFiles           test_listings
+    04 MoveFile            test_moves, test_a_read_only_file_is_not_replaced, test_an_open_file_goes_on...
+    05 truncation          test_dispositions, test_sizes_and_reads_at_the_end
+    06 times               test_times_and_attributes...: a creation time is not kept
+    08 pending deletion    test_a_deletion_is_that_of_the_last_handle...; that nobody opens it meanwhile is the driver's
+    09 sharing             the driver's alone
+    10 security            in test_changes
 """
 
 from __future__ import annotations
@@ -145,7 +154,9 @@ async def test_directories_are_none_of_the_files_and_files_none_of_the_directori
     await p.make("\\d\\f")
     assert await p.status(p.create_file, "\\d", EXISTING, NON_DIRECTORY_FILE) == IS_A_DIRECTORY
     assert await p.status(p.create_file, "\\d\\f", EXISTING, DIRECTORY_FILE) == NOT_A_DIRECTORY
-    assert await p.status(p.create_file, "\\d", NEW, DIRECTORY_FILE) == NAME_COLLISION
+    for path in ("\\d", "\\d\\F"):
+        for options in (0, DIRECTORY_FILE):
+            assert await p.status(p.create_file, path, NEW, options) == NAME_COLLISION
     assert await p.status(p.create_file, "\\d\\f\\x", NEW) == PATH_NOT_FOUND
     assert await p.status(p.create_file, "\\no\\x", NEW) == PATH_NOT_FOUND
     assert await p.status(p.create_file, "\\no\\x") == PATH_NOT_FOUND
@@ -218,6 +229,21 @@ async def test_moves(program: Program) -> None:
     await p.move("\\d\\sub", "\\moved")
     assert (await p.names("\\"), await p.names("\\d")) == (["d", "moved"], [])
     assert await p.at.whole("\\moved\\F") == b"f" and await p.at.whole("\\moved\\two") == b"one"
+
+
+async def test_a_read_only_file_is_not_replaced(program: Program) -> None:
+    p = program
+    await p.make("\\from", b"new")
+    handle = await p.at.call(p.volume.create, "\\to", 0, info.READONLY)
+    assert handle.info.attributes & info.READONLY
+    await p.close(handle)
+    assert (await p.attributes("\\to")).attributes & info.READONLY
+    assert await p.status(p.move, "\\from", "\\TO", replace=True) == ACCESS_DENIED
+    handle = await p.create_file("\\to")
+    await p.at.call(p.volume.set_basic, handle, info.NORMAL)
+    await p.close(handle)
+    await p.move("\\from", "\\to", replace=True)
+    assert await p.at.whole("\\to") == b"new" and await p.names("\\") == ["to"]
 
 
 async def test_an_open_file_goes_on_under_its_new_name(program: Program) -> None:

@@ -84,8 +84,8 @@ class Changes:
         if there is not None and there is not node:
             if not replace:
                 raise StatusError(ntstatus.OBJECT_NAME_COLLISION)
-            if there.attributes.is_directory:
-                raise StatusError(ntstatus.ACCESS_DENIED)
+            if there.attributes.is_directory or not there.attributes.mode & _WRITE_BITS:
+                raise StatusError(ntstatus.ACCESS_DENIED)  # not every source refuses by itself to replace READONLY
             target = there.name  # whatever its case: in a source that tells cases apart there would be two else
         current = await self._paths.child(parent, name)
         if current is None:
