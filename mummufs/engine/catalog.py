@@ -22,8 +22,8 @@ from mummufs.core.plan import is_wanted, window_key
 from mummufs.core.ranges import ByteRange, FileId, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
-from mummufs.engine.filler import MERGE_MAX_BYTES
 from mummufs.engine.gate import StoreLateError
+from mummufs.engine.merging import MERGE_MAX_BYTES
 from mummufs.engine.nodes import Node
 from mummufs.engine.threads import Pools
 from mummufs.source.base import SourceFile

@@ -34,7 +34,7 @@ from mummufs.engine.placement import Placement
 from mummufs.engine.prefetch import Prefetcher
 from mummufs.engine.reader import Reader
 from mummufs.engine.resident import OPEN_MAX, Resident
-from mummufs.engine.scrub import Scrub
+from mummufs.engine.scrub import BackgroundScrub, Scrub
 from mummufs.engine.threads import Pools
 from mummufs.engine.tracing import Tracing
 from mummufs.engine.views import HitReports
@@ -140,6 +140,7 @@ class Service:
                 views=not options.verify_always,
             )
         self.scrub = None if self.cache is None else Scrub(source, self.cache, self.pools, self.counters)
+        self.background_scrub = None if self.scrub is None else BackgroundScrub(self.scrub, self.counters)
         self.reader = Reader(self.pools, self.counters, self.cache, verify_always=options.verify_always)
         self.overlay = Overlay(
             source,
@@ -207,6 +208,8 @@ class Service:
                     nursery.start_soon(self.cache.prefetch.run)
                 await nursery.start(self.catalog.run)
                 await nursery.start(self.placement.run)
+                if self.background_scrub is not None:
+                    await nursery.start(self.background_scrub.run)
                 nursery.start_soon(self._take_stock)
             task_status.started()
 

@@ -10,11 +10,20 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from mummufs.core.ranges import FileId
-from mummufs.source.base import Attributes, Creator, NewAttributes, SourceDirectory, SourceFile, SourceObject
+from mummufs.source.base import (
+    Attributes,
+    Creator,
+    NewAttributes,
+    SourceDirectory,
+    SourceFile,
+    SourceObject,
+    Wanted,
+    read_one_by_one,
+)
 from mummufs.source.creating import creating_as
 
 Closer = Callable[[Callable[[], None]], None]
@@ -120,6 +129,11 @@ class TreeObject:
 
 class TreeFile(TreeObject):
     """A regular file of the tree."""
+
+    reads_at_once = False
+
+    def read_many(self, wanted: Sequence[Wanted]) -> list[int]:
+        return read_one_by_one(self, wanted)
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         done = 0

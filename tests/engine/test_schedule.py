@@ -15,8 +15,8 @@ from mummufs.core.around import BLOCK_BYTES, SEEK_BYTES
 from mummufs.core.ranges import ByteRange, FileId, RangeKey
 from mummufs.engine import bringing, filler, flight
 from mummufs.engine.bringing import FOREGROUND_BYTES, PASS_PIECE_BYTES, PASS_WINDOW_BYTES
-from mummufs.engine.filler import MERGE_GAP_BYTES, MERGE_MAX_BYTES, _merged
 from mummufs.engine.flight import PIECE_MAX_BYTES
+from mummufs.engine.merging import MERGE_GAP_BYTES, MERGE_MAX_BYTES, merged
 from mummufs.engine.schedule import BACKGROUND_WAIT_S, LOWEST_WAIT_S, Schedule
 from mummufs.engine.threads import Pools
 from mummufs.source.memory import MemoryFile, MemorySource
@@ -197,13 +197,13 @@ def test_windows_close_together_are_one_group() -> None:
         return RangeKey(FILE, offset, size)
 
     near, far = key(2 * MIB + MERGE_GAP_BYTES - 1), key(2 * MIB + MERGE_GAP_BYTES)
-    assert _merged([key(0), near]) == [[key(0), near]]
-    assert _merged([key(0), far]) == [[key(0)], [far]]
-    assert _merged([]) == []
+    assert merged([key(0), near]) == [[key(0), near]]
+    assert merged([key(0), far]) == [[key(0)], [far]]
+    assert merged([]) == []
     many = [key(i * 2 * MIB) for i in range(40)]
-    assert [len(group) for group in _merged(many)] == [16, 16, 8]
+    assert [len(group) for group in merged(many)] == [16, 16, 8]
     large = key(4 * MIB, MERGE_MAX_BYTES)
-    assert _merged([key(2 * MIB), large]) == [[key(2 * MIB)], [large]], "a window may be larger than a group"
+    assert merged([key(2 * MIB), large]) == [[key(2 * MIB)], [large]], "a window may be larger than a group"
 
 
 async def test_early_reads_of_neighbours_are_one_pass(tmp_path: Path) -> None:
