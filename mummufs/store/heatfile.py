@@ -44,7 +44,7 @@ from mummufs.core.ranges import FileId, RangeKey, page_ceil
 from mummufs.core.ratings import HeatRecord, PackRecord
 from mummufs.store.layout import HEAT_BAD_NAME, HEAT_NAME
 from mummufs.store.osfs import Os
-from mummufs.store.smallfile import read_whole
+from mummufs.store.smallfile import read_whole, set_aside
 
 HEAT_FORMAT_VERSION = 1
 RECORDS_MAX = 200_000
@@ -243,7 +243,7 @@ class HeatFile:
     def set_aside(self) -> None:
         """Give it the name of a bad one. One that had that name is gone."""
         with self._lock:
-            self._fs.rename(HEAT_NAME, HEAT_BAD_NAME)
+            set_aside(self._fs, HEAT_NAME, HEAT_BAD_NAME)
             self._sizes = {HEAT_NAME: 0, HEAT_BAD_NAME: self._sizes[HEAT_NAME]}
 
     def save(self, packer: HeatPacker, packs: Sequence[PackRecord] = (), spent: Spent = NOTHING_SPENT) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from mummufs.core.errors import MummufsError
 from mummufs.store.osfs import Os
 
@@ -31,3 +33,18 @@ def read_whole(fs: Os, name: str, size_max: int, wrong: type[MummufsError]) -> b
         return data
     finally:
         fs.close(fd)
+
+
+def set_aside(fs: Os, name: str, aside: str) -> None:
+    """Give what bears one of our names and is none of ours another name. What was set aside before is lost.
+
+    Raises:
+        OSError: it keeps its name.
+    """
+    try:
+        fs.rename(name, aside)
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.EBUSY):  # the latter is what Windows makes of it
+            raise
+        fs.unlink(aside)  # a directory bears our name, and takes no file's place
+        fs.rename(name, aside)

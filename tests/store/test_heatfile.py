@@ -212,9 +212,12 @@ def test_a_bad_one_is_set_aside_and_at_most_one_is_kept(store: Store) -> None:
         assert fresh.heat.bytes == 4096, "it takes room, so it counts"
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["", "beside a bad one"])
 @pytest.mark.parametrize("kind", ["directory", "huge", "symlink"])
-def test_what_is_no_heat_file_is_refused(store: Store, kind: str) -> None:
+def test_what_is_no_heat_file_is_refused(store: Store, kind: str, before: bool) -> None:
     path = store.directory / HEAT_NAME
+    if before:
+        (store.directory / HEAT_BAD_NAME).write_bytes(b"an earlier one")
     if kind == "directory":
         path.mkdir()
     elif kind == "symlink":
