@@ -34,8 +34,11 @@ FILES_MAX = 16_384
 """Files whose pack is remembered; the one opened longest ago is forgotten first."""
 STRANGERS = b""
 """The name of the pack of files whose pack is not known."""
-_WHOLE = 1.0 - 1e-9
-"""Pieces of a pass add up to one but for rounding."""
+REST = 1 / 8
+DONE = 1 - REST
+"""A pass is as good as over when so much of a window was read: a page that two windows share is read once for both."""
+PASS_BYTES = 64 << 20
+"""The small rest of a pass comes before so much was read of everything: requests run side by side, in any order."""
 BEFORE = 1 << 50
 """Touches of earlier mounts are this much older than those of this one. As a date it is exact."""
 
@@ -222,6 +225,9 @@ class Ratings:
         if rating.pack is not self._files.get(key.file, self._strangers):
             self._settle(rating)
         pack, part = rating.pack, rating.part
+        weight = size / key.size if size < key.size else 1.0
+        if part >= DONE and (weight > REST or self._read_bytes - rating.read_at > PASS_BYTES):
+            part = 0.0  # else it is the rest of the pass before
         if not part:
             soon = self._read_bytes - rating.read_at <= policy.again_bytes
             rating.again = soon or policy.heat(pack, rating.date) >= KNOWN
@@ -229,11 +235,10 @@ class Ratings:
         self._read_bytes += size
         policy.read(pack, size, hit=hit, again=rating.again)
         self._seq = pack.touched = seq = self._seq + 1
-        weight = size / key.size if size < key.size else 1.0
         rating.date = policy.date(pack, rating.date, weight, seq)
         rating.seq = seq
         part += weight
-        rating.part = part if part < _WHOLE else 0.0
+        rating.part = part if part < 1.0 else 1.0
         if listed:
             pack.order.add(rating)
             rating.listed = True
@@ -260,7 +265,9 @@ class Ratings:
         """
         pack = self._pack_of(rating.key)
         heat = self._policy.heat(rating.pack, rating.date)
-        if rating.part or heat == COLD:
+        if heat == COLD:
+            heat = 0.0
+        elif 0.0 < rating.part < DONE:
             heat = log2_sum(heat, log2(1.0 - rating.part))
         date = self._policy.recalled(pack, heat, max(rating.seq, victim.seq))
         return self._policy.admits(pack, date, victim.pack, victim.date)
@@ -318,7 +325,7 @@ class Ratings:
             pack.order._check()
         assert not any(rating.listed for rating in others), "what may not be a victim is not listed"
         assert not any(ghost.listed for ghost in self._ghosts.values()), "a ghost is not listed"
-        assert all(0.0 <= r.part < 1.0 for r in (*wanted, *islice(self._ghosts.values(), 1000))), "a pass ends at one"
+        assert all(0.0 <= r.part <= 1.0 for r in (*wanted, *islice(self._ghosts.values(), 1000))), "a pass ends at one"
         assert all(self._packs.get(pack.name) is pack for pack in self._files.values()), "a file's pack is one of ours"
         assert len(self._packs) <= PACKS_MAX, "the number of packs is bounded"
         assert len(self._files) <= FILES_MAX, "the number of files is bounded"
