@@ -16,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from mummufs.commands.located import Located, located
 from mummufs.commands.output import print_json, printable
 from mummufs.core.errors import MummufsError, UsageError
+from mummufs.paths import existing_file
 from mummufs.profile import ProfileRange, hottest_first, read_profile
 from mummufs.units import format_size
 
@@ -30,7 +31,7 @@ REASONS = {
         "there is no room: what is in the store is pinned, asked for too, or of a model that was read in the last ten"
         " minutes; `mummufs evict` or `unpin` what may go, or mount with a larger --store-size"
     ),
-    "write_budget": "the write budget of the day is used up",
+    "write_budget": "the write budget of the day is used up, or what is left of it is for what is hotter",
     "settling": "their files have only just changed, or are open for writing",
     "source": "the source failed, or the file changed meanwhile",
     "store": "the store is at fault, or its file system is full",
@@ -51,7 +52,7 @@ def warm(paths: Sequence[str], pattern: str, profile: str | None, background: bo
 
     if not pattern:
         raise UsageError("--ranges takes a pattern, such as 'blk.0.*'")
-    hot = None if profile is None else read_profile(Path(profile))
+    hot = None if profile is None else read_profile(existing_file("the profile", profile))
     found = located(paths)
     if stop:
         control.request(found.mountpoint, "warm_stop")

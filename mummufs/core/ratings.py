@@ -238,7 +238,7 @@ class Ratings:
         rating.date = policy.date(pack, rating.date, weight, seq)
         rating.seq = seq
         part += weight
-        rating.part = part if part < 1.0 else 1.0
+        rating.part = min(1.0, part)
         if listed:
             pack.order.add(rating)
             rating.listed = True

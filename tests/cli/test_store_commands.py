@@ -245,8 +245,8 @@ def test_warm_by_a_profile(daemon: Daemon, mounted: Path, tmp_path: Path) -> Non
     done = called("warm", mounted / "other", "--profile", profile)
     assert (done.exit_code, sentence(done)) == (1, "the profile has no range of these paths")
     done = called("warm", mounted, "--profile", tmp_path / "absent")
-    assert done.exit_code == 1
-    assert sentence(done).endswith("absent' cannot be read: No such file or directory")
+    assert done.exit_code == 2
+    assert sentence(done).endswith("absent' cannot be used: No such file or directory")
 
 
 def test_the_room_of_a_warm_by_a_profile_is_for_what_is_asked_for_and_there(

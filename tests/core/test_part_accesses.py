@@ -45,7 +45,7 @@ def test_a_part_weighs_less() -> None:
 
 def test_a_loop_in_pieces_keeps_a_stable_part_of_it() -> None:
     """Requests run side by side, so the small rest of a window comes after those that follow; and the page that it
-    shares with its neighbour is read once for both. None of it is a pass of its own, or makes the next one too short."""
+    shares with its neighbour is read once for both. None of it is a pass of its own, nor makes the next one shorter."""
     pages, windows, turns = 200, 60, 12
     keys = [RangeKey(FileId(1, 1), number * pages << 12, pages << 12) for number in range(windows)]
     cache = IndexCache(windows // 3 * pages << 12, "hotness")
