@@ -71,7 +71,7 @@ class Rating:
     Attributes:
         date: as the policy has it; COLD if it was never touched.
         seq: the number of its last touch.
-        part: how much of the pass that is under way has been read: the pieces of a pass add up to one touch.
+        part: how much of its window the last pass has read; the pass is over at DONE, but for a small rest.
         read_at: the bytes that had been read of everything when its last pass began.
         step: where it stands in its pack's order, while it is listed.
         again: whether that pass counts as activity of its pack: it came soon after another, or the range is well known.
