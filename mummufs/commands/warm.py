@@ -13,9 +13,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from mummufs.commands.located import Located, located
+from mummufs.commands.located import Located, checked_pattern, located
 from mummufs.commands.output import print_json, printable
-from mummufs.core.errors import MummufsError, UsageError
+from mummufs.core.errors import MummufsError
 from mummufs.paths import existing_file
 from mummufs.profile import ProfileRange, hottest_first, read_profile
 from mummufs.units import format_size
@@ -50,8 +50,7 @@ def warm(paths: Sequence[str], pattern: str, profile: str | None, background: bo
     """Bring the ranges of the files at PATH into the store: files, folders, or patterns in quotes."""
     from mummufs import control
 
-    if not pattern:
-        raise UsageError("--ranges takes a pattern, such as 'blk.0.*'")
+    checked_pattern(pattern)
     hot = None if profile is None else read_profile(existing_file("the profile", profile))
     found = located(paths)
     if stop:

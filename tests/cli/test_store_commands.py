@@ -19,6 +19,8 @@ from mummufs.commands.warm import REASONS, choose
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.mountinfo import MountEntry
 from mummufs.store.layout import charge_of
+from mummufs.store.pins import PATTERN_CHARS_MAX
+from mummufs.storecontrol import PATHS_MAX
 from tests.support.models import write_safetensors
 
 WARM = {
@@ -160,6 +162,16 @@ def test_paths_of_two_mounts_are_refused(daemon: Daemon, mounted: Path, monkeypa
 def test_too_many_paths_are_refused(daemon: Daemon, mounted: Path) -> None:
     done = called("pin", *(mounted / f"{'x' * 200}{i}" for i in range(300)))
     assert (done.exit_code, sentence(done)[:30]) == (2, "300 paths are too many at once")
+    done = called("pin", *(mounted / str(i) for i in range(PATHS_MAX + 1)))
+    assert (done.exit_code, sentence(done)[:30]) == (2, "257 paths are too many at once")
+
+
+@pytest.mark.parametrize("pattern", ["", "x" * (PATTERN_CHARS_MAX + 1)])
+def test_what_is_no_pattern_is_refused(daemon: Daemon, mounted: Path, pattern: str) -> None:
+    for command in ("warm", "pin", "unpin", "evict"):
+        done = called(command, mounted, "--ranges", pattern)
+        assert done.exit_code == 2 and "--ranges takes a pattern of 1 to" in sentence(done)
+    assert daemon.asked == []
 
 
 def test_a_hung_mount_is_a_sentence(daemon: Daemon, mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
