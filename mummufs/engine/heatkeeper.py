@@ -29,7 +29,6 @@ from mummufs.engine.cache import Cache
 from mummufs.engine.gate import StoreLateError
 from mummufs.engine.wear import Wear
 from mummufs.store.heatfile import RECORD_BYTES, RECORDS_MAX, HeatImage, HeatPacker
-from mummufs.store.layout import HEAT_BAD_NAME
 from mummufs.store.written import Purpose
 
 SAVE_S = 60.0
@@ -152,8 +151,8 @@ class HeatKeeper:
         kept = ""
         if not self._gate.writes.is_open:
             try:
-                await self._gate.write(self._store.heat.set_aside)
-                kept = f", and its file is called '{HEAT_BAD_NAME}' now"
+                name = await self._gate.write(self._store.heat.set_aside)
+                kept = f", and its file is called '{name}' now"
             except OSError as error:  # the next save takes its place
                 log.debug("the heat file cannot be set aside: %s", error)
         log.warning("the heat of the last mount is lost, it starts anew%s: %s", kept, reason)

@@ -240,11 +240,12 @@ class HeatFile:
         except FileNotFoundError:
             return None
 
-    def set_aside(self) -> None:
-        """Give it the name of a bad one. One that had that name is gone."""
+    def set_aside(self) -> str:
+        """Give it the name of a bad one, and tell it. A file that had that name is gone."""
         with self._lock:
-            set_aside(self._fs, HEAT_NAME, HEAT_BAD_NAME)
+            name = set_aside(self._fs, HEAT_NAME, HEAT_BAD_NAME)
             self._sizes = {HEAT_NAME: 0, HEAT_BAD_NAME: self._sizes[HEAT_NAME]}
+        return name
 
     def save(self, packer: HeatPacker, packs: Sequence[PackRecord] = (), spent: Spent = NOTHING_SPENT) -> None:
         """Write it anew. On a failure the old one is still there."""
