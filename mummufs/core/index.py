@@ -45,6 +45,7 @@ HEAT_STEP = 256
 """Ranges that a walk over their heat looks at at a time."""
 VICTIMS_MAX = 256
 """Victims of one plan: a bounded batch, so that no plan takes more than a fraction of a millisecond."""
+_COLDER = FillPlan(Decision.COLDER)
 
 
 @dataclass(slots=True, eq=False)
@@ -110,9 +111,9 @@ class CacheIndex:
             return
         entry = self._entries.get(key)
         if entry is None:
-            self._ratings.touch_absent(key, size, hit=hit)
+            self._ratings.touch_absent(key, size, hit)
         else:
-            self._ratings.touch(self._rate(entry), size, hit=hit)
+            self._ratings.touch(entry.rating or self._rate(entry), size, hit)
 
     def join(self, file: FileId, pack: bytes) -> None:
         """A file belongs to this pack: its ranges are weighed against one another. It may be repeated."""
@@ -164,7 +165,7 @@ class CacheIndex:
                 if victim.key == key:
                     continue
                 if key not in self._pins and not self._ratings.admits(rating, victim):
-                    return FillPlan(Decision.COLDER)
+                    return _COLDER
                 victims.append(victim.key)
                 missing -= self._entries[victim.key].charge
             if missing > 0 and len(victims) < VICTIMS_MAX:
@@ -175,7 +176,7 @@ class CacheIndex:
     def begin_fill(self, key: RangeKey, charge: int, version: Version) -> None:
         """Promise `charge` bytes to a range. Only after `plan_fill` said READY, with nothing in between."""
         assert charge <= self.free_bytes, f"no room for {charge} bytes: plan_fill comes first"
-        state = self._next(key, Event.BEGIN_FILL)
+        state = self._next(self._entries.get(key), Event.BEGIN_FILL, key)
         self._enter(_Entry(key, state, charge, version, self._ratings.take(key)))
         self._filling_bytes += charge
 
@@ -197,7 +198,7 @@ class CacheIndex:
         """A range file from an earlier mount was found. False if the range is known already."""
         if key in self._entries:
             return False
-        state = self._next(key, Event.RESTORE)
+        state = self._next(None, Event.RESTORE, key)
         entry = self._enter(_Entry(key, state, charge, version, None))
         self._used += charge
         self._untouched.append(entry)
@@ -234,10 +235,8 @@ class CacheIndex:
 
     def begin_evict(self, key: RangeKey) -> int:
         """From now on no read is planned from this range; its bytes stay counted. Returns them."""
-        entry = self._entries.get(key)
-        if entry is not None and entry.state is State.RESIDENT:
-            self._ratings.delist(self._rate(entry))
         entry = self._move(key, Event.BEGIN_EVICT)
+        self._ratings.delist(self._rate(entry))
         self._pinned_bytes -= entry.charge * (key in self._pins)
         self._evicting_bytes += entry.charge
         return entry.charge
@@ -360,6 +359,8 @@ class CacheIndex:
         """Those that may be victims, coldest first: what was restored and never touched goes first."""
         while self._untouched and self._untouched[-1].rating is not None:
             self._untouched.pop()
+        if not self._untouched:
+            return self._ratings.coldest()
         untouched = (self._ratings.find(e.key) for e in reversed(self._untouched) if e.rating is None)
         return chain(untouched, self._ratings.coldest())
 
@@ -373,16 +374,17 @@ class CacheIndex:
         self._pinned_bytes += entry.charge * (entry.key in self._pins)
         return entry
 
-    def _next(self, key: RangeKey, event: Event) -> State:
-        state = self.state(key)
+    def _next(self, entry: _Entry | None, event: Event, key: RangeKey) -> State:
+        state = State.ABSENT if entry is None else entry.state
         following = TRANSITIONS.get((state, event))
         if following is None:
             raise TransitionError(f"{event.value} of a range that is {state.value}: {key}")
         return following
 
     def _move(self, key: RangeKey, event: Event) -> _Entry:
-        following = self._next(key, event)
-        entry = self._entries[key]
+        entry = self._entries.get(key)
+        following = self._next(entry, event, key)
+        assert entry is not None, "what is absent is entered, not moved"
         self._counts[entry.state] -= 1
         if following is not State.ABSENT:
             self._counts[following] += 1

@@ -22,7 +22,7 @@ from math import inf, log2
 from typing import NamedTuple
 
 from mummufs.core.hotness import COLD, log2_sum
-from mummufs.core.order import Order
+from mummufs.core.order import Order, Place
 from mummufs.core.policy import KNOWN, Pack, Policy
 from mummufs.core.ranges import FileId, RangeKey
 
@@ -65,28 +65,28 @@ class PackRecord(NamedTuple):
     files: tuple[FileId, ...]
 
 
-class Rating:
+class Rating(Place):
     """What is known of how a range is used.
 
     Attributes:
         date: as the policy has it; COLD if it was never touched.
+        recent, lasting: what a policy of two memories makes the date of.
         seq: the number of its last touch.
         part: how much of its window the last pass has read; the pass is over at DONE, but for a small rest.
         read_at: the bytes that had been read of everything when its last pass began.
-        step: where it stands in its pack's order, while it is listed.
         again: whether that pass counts as activity of its pack: it came soon after another, or the range is well known.
     """
 
-    __slots__ = ("again", "date", "key", "listed", "pack", "part", "read_at", "seq", "step")
+    __slots__ = ("again", "date", "key", "lasting", "listed", "pack", "part", "read_at", "recent", "seq")
 
     def __init__(self, key: RangeKey, pack: Pack) -> None:
         self.key = key
         self.pack = pack
-        self.date = COLD
+        self.date = self.recent = self.lasting = COLD
         self.seq = 0
         self.part = 0.0
         self.read_at = -inf
-        self.step = 0
+        self.before = self.after = None
         self.again = False
         self.listed = False
 
@@ -179,11 +179,20 @@ class Ratings:
         return self._files.get(key.file, self._strangers)
 
     def _settle(self, rating: Rating) -> None:
-        """Have an unlisted rating in its file's pack."""
+        """Have a rating in its file's pack, listed there if it was listed."""
         pack = self._pack_of(rating.key)
-        if rating.pack is not pack:
-            rating.date = self._policy.recalled(pack, self._policy.heat(rating.pack, rating.date), rating.seq)
-            rating.pack = pack
+        if rating.pack is pack:
+            return
+        heat, listed = self.heat(rating), rating.listed
+        self.delist(rating)
+        rating.pack = pack
+        self._policy.recall(rating, heat)
+        if listed:
+            self._list(rating)
+
+    def _list(self, rating: Rating) -> None:
+        rating.pack.order.add(rating)
+        rating.listed = True
 
     # ------------------------------------------------------------------ ratings
 
@@ -207,8 +216,7 @@ class Ratings:
     def enlist(self, rating: Rating) -> None:
         """From now on this range may be a victim."""
         self._settle(rating)
-        rating.pack.order.add(rating)
-        rating.listed = True
+        self._list(rating)
 
     def delist(self, rating: Rating) -> None:
         """From now on it may not. Changes nothing for one that was not listed."""
@@ -216,12 +224,9 @@ class Ratings:
             rating.pack.order.remove(rating)
             rating.listed = False
 
-    def touch(self, rating: Rating, size: int, *, hit: bool) -> None:
+    def touch(self, rating: Rating, size: int, hit: bool) -> None:
         """`size` bytes of a range were read."""
-        policy, key, listed = self._policy, rating.key, rating.listed
-        if listed:
-            rating.pack.order.remove(rating)
-            rating.listed = False
+        policy, key = self._policy, rating.key
         if rating.pack is not self._files.get(key.file, self._strangers):
             self._settle(rating)
         pack, part = rating.pack, rating.part
@@ -233,20 +238,17 @@ class Ratings:
             rating.again = soon or policy.heat(pack, rating.date) >= KNOWN
             rating.read_at = self._read_bytes
         self._read_bytes += size
-        policy.read(pack, size, hit=hit, again=rating.again)
-        self._seq = pack.touched = seq = self._seq + 1
-        rating.date = policy.date(pack, rating.date, weight, seq)
-        rating.seq = seq
+        rating.seq = self._seq = pack.touched = self._seq + 1
+        policy.touch(rating, size, weight, hit)
         part += weight
         rating.part = min(1.0, part)
-        if listed:
-            pack.order.add(rating)
-            rating.listed = True
+        if rating.listed:
+            pack.order.move(rating)
 
-    def touch_absent(self, key: RangeKey, size: int, *, hit: bool) -> None:
+    def touch_absent(self, key: RangeKey, size: int, hit: bool) -> None:
         """The same for a range that is absent."""
         rating = self.take(key)
-        self.touch(rating, size, hit=hit)
+        self.touch(rating, size, hit)
         self._remember(rating)
 
     def coldest(self) -> Iterator[Rating]:
@@ -263,14 +265,12 @@ class Ratings:
         A range is asked for at the first piece of a pass, so it is compared as if the pass were over, or it would be
         declined for ever; and one that was never touched as if it had been just now.
         """
-        pack = self._pack_of(rating.key)
-        heat = self._policy.heat(rating.pack, rating.date)
+        heat = self.heat(rating)
         if heat == COLD:
             heat = 0.0
         elif 0.0 < rating.part < DONE:
             heat = log2_sum(heat, log2(1.0 - rating.part))
-        date = self._policy.recalled(pack, heat, max(rating.seq, victim.seq))
-        return self._policy.admits(pack, date, victim.pack, victim.date)
+        return self._policy.admits(self._pack_of(rating.key), heat, victim)
 
     def heat(self, rating: Rating) -> float:
         """log2 of its heat now, or COLD."""
@@ -290,14 +290,12 @@ class Ratings:
 
     def recall(self, rating: Rating, record: HeatRecord) -> None:
         """Add the heat that a range had when an earlier mount ended."""
-        listed = rating.listed
-        self.delist(rating)
         self._settle(rating)
-        heat = log2_sum(self._policy.heat(rating.pack, rating.date), record.heat)
+        heat = log2_sum(self.heat(rating), record.heat)
         rating.seq = rating.seq or record.seq - BEFORE
-        rating.date = self._policy.recalled(rating.pack, heat, rating.seq)
-        if listed:
-            self.enlist(rating)
+        self._policy.recall(rating, heat)
+        if rating.listed:
+            rating.pack.order.move(rating)
 
     def recall_absent(self, record: HeatRecord) -> None:
         """The same for a range that is absent. It is forgotten before those that were touched in this mount."""
@@ -323,8 +321,8 @@ class Ratings:
             assert rating.listed and standing[id(rating)] is rating.pack, "each stands in its own pack"
         for pack in self._packs.values():
             pack.order._check()
-        assert not any(rating.listed for rating in others), "what may not be a victim is not listed"
-        assert not any(ghost.listed for ghost in self._ghosts.values()), "a ghost is not listed"
+        assert not any(r.listed or r.before or r.after for r in others), "what may not be a victim is not listed"
+        assert not any(r.listed or r.before or r.after for r in self._ghosts.values()), "a ghost is not listed"
         assert all(0.0 <= r.part <= 1.0 for r in (*wanted, *islice(self._ghosts.values(), 1000))), "a pass ends at one"
         assert all(self._packs.get(pack.name) is pack for pack in self._files.values()), "a file's pack is one of ours"
         assert len(self._packs) <= PACKS_MAX, "the number of packs is bounded"
