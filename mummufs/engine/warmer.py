@@ -44,7 +44,7 @@ from mummufs.engine.lately import Lately
 from mummufs.engine.merging import BATCH_BYTES_MAX, BATCH_FLIGHTS_MAX, MERGE_GAP_BYTES, MERGE_MAX_BYTES
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Handle
-from mummufs.engine.places import Places, shown
+from mummufs.engine.places import Places, why_not
 from mummufs.engine.selection import Selection
 from mummufs.engine.warmprogress import Reason, Tally, Target, WarmProgress
 from mummufs.store.layout import charge_of
@@ -154,7 +154,7 @@ class _Warm:
                 return await do(target, handle)
         except OSError as error:
             self._progress.failed_files += 1
-            self._progress.error = f"'{shown(target.path)}' cannot be read: {error.strerror or error}"
+            self._progress.error = why_not(target.path, error)
             log.info("warm: %s", self._progress.error)
             return False
 
