@@ -220,11 +220,12 @@ class Overlay:
 
     # ------------------------------------------------------------------ files
 
-    async def open(self, node: Node, *, by_backend: bool = True) -> Handle:
+    async def open(self, node: Node, *, by_backend: bool = True, to_write: bool = False) -> Handle:
         """Open a regular file for reading.
 
         Args:
             by_backend: the kernel learns of it, and may be told to drop the pages that it has.
+            to_write: it is about to be written, so its header is not looked at: that may set its atime.
 
         Raises:
             OSError: ESTALE where the name stands for another file or version by now: look it up again; EMFILE where
@@ -251,7 +252,7 @@ class Overlay:
             file = current
         handle = self._opened(node, file)
         node.keep_pages = not written and (by_backend or node.keep_pages)
-        if self._catalog is not None:
+        if self._catalog is not None and not to_write:
             try:
                 await self._catalog.opened(node, file)
             except BaseException:  # cancelled: nobody will close a handle that nobody has got
