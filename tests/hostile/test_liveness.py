@@ -93,7 +93,7 @@ def test_an_exception_in_each_handler(tree: Path, store: Path, kind: str) -> Non
             calls: dict[str, Callable[[], object]] = {
                 "Overlay.look_up": path.stat,
                 "Overlay.attributes": lambda: os.fstat(fd),
-                "Overlay.entries": lambda: os.listdir(directory),
+                "Listing.reach": lambda: os.listdir(directory),
                 "Overlay.readlink": lambda: os.readlink(m.path("link")),
                 "Overlay.getxattr": lambda: os.getxattr(path, b"user.note"),
                 "Overlay.listxattr": lambda: os.listxattr(path),

@@ -85,7 +85,7 @@ class MirrorOperations(Operations):
 
     @guarded
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        await self._mirror.sync_directory(self._listings[fh].node, data_only=datasync)
+        await self._mirror.sync_directory(self._directories[fh].node, data_only=datasync)
 
     @guarded
     async def release(self, fh: int) -> None:
@@ -160,11 +160,15 @@ class MirrorOperations(Operations):
 
     @guarded
     async def unlink(self, parent: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        await self._mirror.unlink(self.inodes.node(parent), name)
+        directory = self.inodes.node(parent)
+        self.touch(directory, name)
+        await self._mirror.unlink(directory, name)
 
     @guarded
     async def rmdir(self, parent: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        await self._mirror.rmdir(self.inodes.node(parent), name)
+        directory = self.inodes.node(parent)
+        self.touch(directory, name)
+        await self._mirror.rmdir(directory, name)
 
     @guarded
     async def rename(
@@ -176,7 +180,10 @@ class MirrorOperations(Operations):
         flags: int,
         ctx: pyfuse3.RequestContext,
     ) -> None:
-        await self._mirror.rename(self.inodes.node(parent), name, self.inodes.node(new_parent), new_name, flags)
+        old, new = self.inodes.node(parent), self.inodes.node(new_parent)
+        self.touch(old, name)
+        self.touch(new, new_name)
+        await self._mirror.rename(old, name, new, new_name, flags)
 
     def _made(self, node: Node) -> pyfuse3.EntryAttributes:
         """The kernel knows this node from now on."""
