@@ -23,6 +23,7 @@ from tests.support.waiting import wait_for
 GROUP, OTHER_GROUP = 23456, 34567
 USER = ("setpriv", "--reuid=12345", f"--regid={GROUP}", f"--groups={GROUP},{OTHER_GROUP}", "--")
 WINDOW = 200 * KIB
+FICLONE, FS_IOC_GETFLAGS = 0x40049409, 0x80086601
 
 
 @pytest.fixture
@@ -145,6 +146,9 @@ def test_what_is_local_and_what_is_refused(tree: Path) -> None:
                 changing.fallocate(fd, 1, 0, 100)
             with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
                 changing.fallocate(fd, 3, 0, 100)  # punch a hole
+            for request, code in ((FICLONE, errno.EOPNOTSUPP), (FS_IOC_GETFLAGS, errno.ENOTTY)):
+                with pytest.raises(OSError, match=os.strerror(code)):
+                    fcntl.ioctl(fd, request, fd)
             assert os.lseek(fd, 0, os.SEEK_DATA) == 0 and os.lseek(fd, 5, os.SEEK_HOLE) == 10_000
             fcntl.flock(fd, fcntl.LOCK_EX)
             with opened(tree / "f") as below, opened(m.path("f")) as beside:
