@@ -6,6 +6,7 @@ O_PATH, which needs no permission on the object: calls that take none of those g
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -88,7 +89,9 @@ class TreeObject:
             _set_times(fd, new.atime_ns, new.mtime_ns)
 
     def drop_privileges(self) -> None:
-        _change_owner(self.fileno(), None, None)  # to nobody else, but the kernel takes the bits away all the same
+        # Not for a normal user's daemon, where it is somebody else's file: its own writes take them away there.
+        with contextlib.suppress(PermissionError):
+            _change_owner(self.fileno(), None, None)  # to nobody else, but the kernel takes the bits away all the same
 
     def getxattr(self, name: bytes) -> bytes:
         return os.getxattr(self._proc_path, name)
