@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from math import inf
 
 import pytest
 
@@ -26,7 +27,8 @@ def _watched() -> set[int]:
 
 
 @pytest.mark.usefixtures("untamed")
-def test_what_has_outlived_a_full_collection_is_frozen() -> None:
+def test_what_has_outlived_a_full_collection_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "PAUSE_S", 0)
     collector.tame()
     collector.tame()
     assert gc.callbacks.count(collector._freeze_survivors) == 1
@@ -37,6 +39,19 @@ def test_what_has_outlived_a_full_collection_is_frozen() -> None:
     assert own <= _watched()  # only what has outlived a full one is frozen
     gc.collect()
     assert not own & _watched()
+
+
+@pytest.mark.usefixtures("untamed")
+def test_not_while_collections_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "PAUSE_S", inf)
+    collector.tame()
+    cycle: list[object] = [[]]
+    cycle.append(cycle)
+    own = {id(cycle)}
+    gc.collect()
+    assert own <= _watched()
+    del cycle
+    assert gc.collect() >= 1, "what has outlived one is found by the next"
 
 
 @pytest.mark.usefixtures("untamed")

@@ -37,9 +37,13 @@ class Bracketed(Generic[Result]):
     error: OSError | None
 
     def value(self) -> Result:
-        """What the change has given, or its error."""
+        """What the change has given, or its error; to be asked once."""
         if self.error is not None:
-            raise self.error
+            error, self.error = self.error, None
+            try:
+                raise error
+            finally:
+                del error  # with its traceback it is a cycle, in whose frames a file may be open
         return self.result  # type: ignore[return-value]
 
 
@@ -53,7 +57,7 @@ def bracket(
     try:
         was = [_seen(look) for look in before]
     except OSError as error:
-        return Bracketed((), (), None, error)
+        return Bracketed((), (), None, error.with_traceback(None))
     for number, (found, version) in enumerate(zip(was, expected, strict=True)):
         if found is not None and version is not None and found.version != version:
             raise ForeignChangeError(number, found)
@@ -61,7 +65,7 @@ def bracket(
     try:
         result = call()
     except OSError as error:
-        failure = error
+        failure = error.with_traceback(None)
     return Bracketed(was, [_seen(look, whatever=True) for look in after], result, failure)
 
 

@@ -377,7 +377,7 @@ class Filler:
                     self.noticed(file, attributes)
         except OSError as failure:
             # The readers that still wait ask the source themselves, and count and report what it says.
-            error = failure
+            error = failure.with_traceback(None)
             self._counters.fills.unsettled += sum(len(f.keys) for f in flights) * (failure.errno == errno.EBUSY)
         finally:
             for flight in flights:

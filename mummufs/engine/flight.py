@@ -81,7 +81,7 @@ class Flight:
         self._buffer = _buffer(self.window.size)
         self._runs: list[tuple[int, int]] = []
         self._arrival = trio.Event()
-        self.error: OSError | None = None
+        self.errno: int | None = None
         self.ended = False
         self.doomed = False
         self.given = False
@@ -103,7 +103,7 @@ class Flight:
     @property
     def failed(self) -> bool:
         """Whether it ended without all of its bytes, or with bytes of more than one version."""
-        return self.doomed or (self.ended and (self.error is not None or not self.is_complete))
+        return self.doomed or (self.ended and (self.errno is not None or not self.is_complete))
 
     def has(self, offset: int, end: int) -> bool:
         """Whether these bytes have arrived."""
@@ -135,7 +135,9 @@ class Flight:
 
     def end(self, error: OSError | None) -> None:
         """The pass is over; whoever still waits has to ask the source itself."""
-        self.error = error
+        self.errno = (
+            None if error is None else error.errno or errno.EIO
+        )  # the error itself has frames that have the flight
         self.ended = True
         self._announce()
 

@@ -312,7 +312,7 @@ class Mirror:
                 _tell_unlinked(nodes, done)
                 return
             except ForeignChangeError as error:
-                foreign = error
+                foreign = error.with_traceback(None)
             with contextlib.suppress(OSError):  # it may be stale by now, and the names are changed all the same
                 await self._overlay.take_in(nodes[foreign.number], foreign.attributes, before[foreign.number])
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))

@@ -340,10 +340,10 @@ async def _all(runs: list[Callable[[], Awaitable[None]]]) -> None:
         try:
             await run()
         except OSError as error:
-            errors.append(error)
+            errors.append(error.with_traceback(None))
 
     async with trio.open_nursery() as nursery:
         for run in runs:
             nursery.start_soon(guarded, run)
     if errors:
-        raise errors[0]
+        raise errors.pop(0)

@@ -3,6 +3,10 @@
 A miss may hang for as long as the slow disk likes. Listings, hits, fills and evictions have pools of their own and go
 on. A call may be abandoned: its thread goes on until the call returns, and keeps its place in the pool until then, so
 a source that hangs holds at most as many threads as its pools have places.
+
+What a call raises is brought back as a value and raised anew. Raised through the thread it would become part of a
+cycle of references, with all that its frames hold: a file would stay open until the garbage is collected, and for ever
+where the collector has been told to pass it over (`mummufs.collector`).
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from typing import Generic, TypeVar, TypeVarTuple
+from typing import Generic, NoReturn, TypeVar, TypeVarTuple
 
 import trio
 
@@ -77,12 +81,14 @@ class Pool:
         """Run the call in a thread, a new one or one that has just come free where the system grants no more."""
         for _ in range(THREAD_TRIES):
             try:
-                return await trio.to_thread.run_sync(call.run, *args, abandon_on_cancel=True, limiter=self._limiter)
-            except RuntimeError:
-                if call.started:  # it is the call's own
-                    raise
+                found = await trio.to_thread.run_sync(call.run, *args, abandon_on_cancel=True, limiter=self._limiter)
+            except RuntimeError:  # what the call raises does not come here
                 self.no_thread += 1
-            await trio.sleep(THREAD_RETRY_S)
+                await trio.sleep(THREAD_RETRY_S)
+                continue
+            if isinstance(found, _Raised):
+                found.throw()
+            return found
         raise OSError(errno.EAGAIN, "the system grants no thread: is there a limit of processes or of memory?")
 
     def _replace(self, call: _Call[*Args, Result]) -> None:
@@ -105,6 +111,17 @@ class Pool:
         return self._limiter.borrowed_tokens
 
 
+class _Raised:
+    """What a call has raised."""
+
+    def __init__(self, error: Exception) -> None:
+        self._errors = [error]
+
+    def throw(self) -> NoReturn:
+        """Raise it, and keep nothing of it."""
+        raise self._errors.pop()
+
+
 class _Call(Generic[*Args, Result]):
     """A call in a thread: whether it has begun, and what to do when it has ended."""
 
@@ -115,10 +132,12 @@ class _Call(Generic[*Args, Result]):
         self._done = False
         self.started = False
 
-    def run(self, *args: *Args) -> Result:
+    def run(self, *args: *Args) -> Result | _Raised:
         self.started = True
         try:
             return self._function(*args)
+        except Exception as error:
+            return _Raised(error)
         finally:
             with self._lock:
                 self._done = True

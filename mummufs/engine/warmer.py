@@ -273,8 +273,8 @@ class _Warm:
                 if self._index.is_resident(key, version):
                     self._is_there(key)
                     self._progress.filled.add(key.size)
-                elif flight.error is not None:
-                    busy = flight.error.errno == errno.EBUSY
+                elif flight.errno is not None:
+                    busy = flight.errno == errno.EBUSY
                     self._progress.decline(key.size, Reason.SETTLING if busy else Reason.SOURCE)
                 else:
                     self._progress.decline(key.size, Reason.STORE)

@@ -42,7 +42,7 @@ class DirectFile:
         under_way = [_threads.submit(self._read, request) for request in requests]
         failures = [error for error in (read.exception() for read in under_way) if error is not None]
         if failures:
-            raise failures[0]
+            raise failures.pop(0)
         return [read.result() for read in under_way]
 
     def close(self) -> None:
