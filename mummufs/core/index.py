@@ -26,9 +26,9 @@ until eviction has brought them back.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
 
+from mummufs.core.entries import CommonEntries, Entry
 from mummufs.core.errors import TransitionError
 from mummufs.core.invariants import check
 from mummufs.core.manifest import RangeTable
@@ -47,16 +47,6 @@ VICTIMS_MAX = 256
 """Victims of one plan: a bounded batch, so that no plan takes more than a fraction of a millisecond."""
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    key: RangeKey
-    state: State
-    charge: int
-    version: Version
-    rating: Rating | None
-    """None of a range that was restored and not touched since: half a million of them take much memory."""
-
-
 class CacheIndex:
     """What the store holds and what may enter it. O(log n) per call, plus the length of what is returned."""
 
@@ -64,8 +54,9 @@ class CacheIndex:
         self.budget_bytes = budget_bytes
         self.headroom_bytes = page_floor(min(HEADROOM_BYTES_MAX, int(HEADROOM_SHARE * budget_bytes)))
         self._ratings = Ratings(policy)
-        self._entries: dict[RangeKey, _Entry] = {}
-        self._untouched: list[_Entry] = []  # those without a rating, and some that have got one since
+        self._entries: dict[RangeKey, Entry] = {}
+        self._common = CommonEntries()
+        self._untouched: list[RangeKey] = []  # those without a rating, and some that have got one since
         self._pins: set[RangeKey] = set()
         self._used = 0
         self._evicting_bytes = 0
@@ -112,7 +103,7 @@ class CacheIndex:
         if entry is None:
             self._ratings.touch_absent(key, size, hit=hit)
         else:
-            self._ratings.touch(self._rate(entry), size, hit=hit)
+            self._ratings.touch(entry.rating or self._rate(key), size, hit=hit)
 
     def join(self, file: FileId, pack: bytes) -> None:
         """A file belongs to this pack: its ranges are weighed against one another. It may be repeated."""
@@ -176,7 +167,8 @@ class CacheIndex:
         """Promise `charge` bytes to a range. Only after `plan_fill` said READY, with nothing in between."""
         assert charge <= self.free_bytes, f"no room for {charge} bytes: plan_fill comes first"
         state = self._next(key, Event.BEGIN_FILL)
-        self._enter(_Entry(key, state, charge, version, self._ratings.take(key)))
+        rating = self._ratings.take(key)
+        self._enter(rating.key, Entry(state, charge, version, rating))  # one key is enough for both
         self._filling_bytes += charge
 
     def commit_fill(self, key: RangeKey) -> None:
@@ -184,30 +176,32 @@ class CacheIndex:
         entry = self._move(key, Event.COMMIT_FILL)
         self._filling_bytes -= entry.charge
         self._used += entry.charge
-        self._enlist(entry)
+        self._enlist(key)
 
     def abort_fill(self, key: RangeKey) -> None:
         """The fill came to nothing and left nothing. Its heat stays."""
         entry = self._move(key, Event.ABORT_FILL)
         self._filling_bytes -= entry.charge
         self._pinned_bytes -= entry.charge * (key in self._pins)
-        self._forget(entry)
+        self._forget(key)
 
     def restore(self, key: RangeKey, charge: int, version: Version) -> bool:
         """A range file from an earlier mount was found. False if the range is known already."""
         if key in self._entries:
             return False
-        state = self._next(key, Event.RESTORE)
-        entry = self._enter(_Entry(key, state, charge, version, None))
+        self._enter(key, self._common.entry(charge, version))
         self._used += charge
-        self._untouched.append(entry)
+        self._untouched.append(key)
         if key in self._pins or self._ratings.remembers(key):
-            self._rate(entry)
+            self._rate(key)
         return True
 
     def restamp(self, key: RangeKey, version: Version) -> None:
         """A suspended range was proved: its range file states this version from now on. Its heat stays."""
-        self._move(key, Event.RESTAMP).version = version
+        if self._is_untouched(key):
+            self._entries[key] = self._common.entry(self._entries[key].charge, version)
+        else:
+            self._move(key, Event.RESTAMP).version = version
 
     def set_overhead(self, size: int) -> None:
         """Bytes of the budget that the store takes beside range files (its range tables)."""
@@ -236,7 +230,7 @@ class CacheIndex:
         """From now on no read is planned from this range; its bytes stay counted. Returns them."""
         entry = self._entries.get(key)
         if entry is not None and entry.state is State.RESIDENT:
-            self._ratings.delist(self._rate(entry))
+            self._ratings.delist(self._rate(key))
         entry = self._move(key, Event.BEGIN_EVICT)
         self._pinned_bytes -= entry.charge * (key in self._pins)
         self._evicting_bytes += entry.charge
@@ -247,7 +241,7 @@ class CacheIndex:
         entry = self._move(key, Event.ABORT_EVICT)
         self._evicting_bytes -= entry.charge
         self._pinned_bytes += entry.charge * (key in self._pins)
-        self._enlist(entry)
+        self._enlist(key)
         return entry.version
 
     def finish_evict(self, key: RangeKey) -> None:
@@ -255,7 +249,7 @@ class CacheIndex:
         entry = self._move(key, Event.FINISH_EVICT)
         self._evicting_bytes -= entry.charge
         self._used -= entry.charge
-        self._forget(entry)
+        self._forget(key)
 
     # ------------------------------------------------------------------ pinning
 
@@ -276,7 +270,7 @@ class CacheIndex:
         entry = self._entries.get(key)
         if entry is not None and entry.state is not State.EVICTING:
             self._pinned_bytes += entry.charge
-            self._ratings.delist(self._rate(entry))
+            self._ratings.delist(self._rate(key))
 
     def unpin(self, key: RangeKey) -> None:
         """The range is like any other again."""
@@ -287,7 +281,7 @@ class CacheIndex:
         if entry is not None and entry.state is not State.EVICTING:
             self._pinned_bytes -= entry.charge
             if entry.state is State.RESIDENT:
-                self._enlist(entry)
+                self._enlist(key)
 
     # ------------------------------------------------------------------ for a later mount
 
@@ -308,7 +302,7 @@ class CacheIndex:
         if entry is None:
             self._ratings.recall_absent(record)
         else:
-            self._ratings.recall(self._rate(entry), record)
+            self._ratings.recall(self._rate(record.key), record)
 
     def packs(self) -> list[PackRecord]:
         """The packs. O(files)."""
@@ -349,29 +343,42 @@ class CacheIndex:
         entry = self._entries.get(key)
         return self._ratings.find(key) if entry is None or entry.rating is None else entry.rating
 
-    def _rate(self, entry: _Entry) -> Rating:
-        """The rating of a range. One that has none gets it, and its place among those that may be victims."""
+    def _rate(self, key: RangeKey) -> Rating:
+        """The rating of a range. One that has none gets it, an entry of its own, and its place among the victims."""
+        entry = self._entries[key]
         if entry.rating is None:
-            entry.rating = self._ratings.take(entry.key)
-            self._enlist(entry)
+            rating = self._ratings.take(key)
+            self._entries[key] = Entry(entry.state, entry.charge, entry.version, rating)
+            self._enlist(key)
+            return rating
         return entry.rating
 
     def _coldest(self) -> Iterator[Rating]:
         """Those that may be victims, coldest first: what was restored and never touched goes first."""
-        while self._untouched and self._untouched[-1].rating is not None:
+        return chain(map(self._ratings.find, self._untouched_keys()), self._ratings.coldest())
+
+    def _untouched_keys(self) -> Iterator[RangeKey]:
+        """The ranges that were restored and never touched, the one found last before the others."""
+        while self._untouched and not self._is_untouched(self._untouched[-1]):
             self._untouched.pop()
-        untouched = (self._ratings.find(e.key) for e in reversed(self._untouched) if e.rating is None)
-        return chain(untouched, self._ratings.coldest())
+        seen: set[RangeKey] = set()  # what has gone and been found again is listed twice
+        for key in reversed(self._untouched):
+            if self._is_untouched(key) and key not in seen:
+                seen.add(key)
+                yield key
 
-    def _enlist(self, entry: _Entry) -> None:
-        if entry.key not in self._pins:
-            self._ratings.enlist(self._rate(entry))
+    def _is_untouched(self, key: RangeKey) -> bool:
+        entry = self._entries.get(key)
+        return entry is not None and entry.rating is None
 
-    def _enter(self, entry: _Entry) -> _Entry:
-        self._entries[entry.key] = entry
+    def _enlist(self, key: RangeKey) -> None:
+        if key not in self._pins:
+            self._ratings.enlist(self._rate(key))
+
+    def _enter(self, key: RangeKey, entry: Entry) -> None:
+        self._entries[key] = entry
         self._counts[entry.state] += 1
-        self._pinned_bytes += entry.charge * (entry.key in self._pins)
-        return entry
+        self._pinned_bytes += entry.charge * (key in self._pins)
 
     def _next(self, key: RangeKey, event: Event) -> State:
         state = self.state(key)
@@ -380,7 +387,7 @@ class CacheIndex:
             raise TransitionError(f"{event.value} of a range that is {state.value}: {key}")
         return following
 
-    def _move(self, key: RangeKey, event: Event) -> _Entry:
+    def _move(self, key: RangeKey, event: Event) -> Entry:
         following = self._next(key, event)
         entry = self._entries[key]
         self._counts[entry.state] -= 1
@@ -389,9 +396,9 @@ class CacheIndex:
         entry.state = following
         return entry
 
-    def _forget(self, entry: _Entry) -> None:
-        del self._entries[entry.key]
-        self._ratings.leave(self._rate(entry))
+    def _forget(self, key: RangeKey) -> None:
+        self._ratings.leave(self._rate(key))
+        del self._entries[key]
 
     def _check(self) -> None:
         """Assert every invariant. O(n log n): for tests."""

@@ -1,0 +1,47 @@
+"""What the index knows of each range that is not absent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mummufs.core.ranges import Version
+from mummufs.core.ratings import Rating
+from mummufs.core.states import State
+
+COMMON_MAX = 16_384
+"""Pairs of charge and version of which the entry is remembered."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A range that is not absent.
+
+    Attributes:
+        charge: bytes that its range file takes on the store.
+        rating: None of a range that was found in the store and not touched since. Such an entry is *common*.
+    """
+
+    state: State
+    charge: int
+    version: Version
+    rating: Rating | None
+
+
+class CommonEntries:
+    """The entries of ranges that were found and not touched: all of one charge and version share one.
+
+    Half a million ranges are found in a second, and most of them are not touched for long. So a common entry is never
+    changed: who changes a range gives it an entry of its own first.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[int, Version], Entry] = {}
+
+    def entry(self, charge: int, version: Version) -> Entry:
+        """The entry of resident ranges of this charge and version."""
+        entry = self._entries.get((charge, version))
+        if entry is None:
+            if len(self._entries) >= COMMON_MAX:
+                self._entries.clear()
+            entry = self._entries[charge, version] = Entry(State.RESIDENT, charge, version, None)
+        return entry
