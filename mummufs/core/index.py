@@ -101,9 +101,9 @@ class CacheIndex:
             return
         entry = self._entries.get(key)
         if entry is None:
-            self._ratings.touch_absent(key, size, hit=hit)
+            self._ratings.touch_absent(key, size, hit)
         else:
-            self._ratings.touch(entry.rating or self._rate(key), size, hit=hit)
+            self._ratings.touch(entry.rating or self._rate(key), size, hit)
 
     def join(self, file: FileId, pack: bytes) -> None:
         """A file belongs to this pack: its ranges are weighed against one another. It may be repeated."""

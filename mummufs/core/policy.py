@@ -31,16 +31,20 @@ comparison.
 from __future__ import annotations
 
 from math import log2
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mummufs.core import hotness
 from mummufs.core.hotness import COLD, log2_sum
 from mummufs.core.order import Order
 
+if TYPE_CHECKING:
+    from mummufs.core.ratings import Rating
+
 RECENT_BUDGETS = 1.5
 LASTING_BUDGETS = 24
 LASTING_PART = 0.4
-TURN = (1 - LASTING_PART) / RECENT_BUDGETS + LASTING_PART / LASTING_BUDGETS
+RECENT_PART = 1 - LASTING_PART
+TURN = RECENT_PART / RECENT_BUDGETS + LASTING_PART / LASTING_BUDGETS
 """How much heat cools, in log2, while one budget of hits goes by."""
 MARGIN = 0.5
 """log2 of how much hotter than a hot victim a range must be. Not less than TURN."""
@@ -87,34 +91,28 @@ class Policy(Protocol):
     again_bytes: int
     """A range is read *again* if no more than this was read of everything since its last pass began."""
 
-    def read(self, pack: Pack, size: int, *, hit: bool, again: bool) -> None:
-        """`size` bytes of a pack were read, from range files or not: clocks move on."""
-
-    def date(self, pack: Pack, date: float, weight: float, seq: int) -> float:
-        """The date of a range after a touch.
+    def touch(self, rating: Rating, size: int, weight: float, hit: bool) -> None:
+        """`size` bytes of a range were read, from its range file or not: clocks move on, and it gets a new date.
 
         Args:
-            date: its date before, or COLD.
+            rating: says which pack, which touch this is, and whether the range is read again.
             weight: bytes read over the window's length, in (0, 1].
-            seq: the number of this touch; later touches have larger numbers.
         """
-        ...
 
     def score(self, pack: Pack, date: float) -> float:
         """A range's place among those of all packs. What is added to a date is the same for a whole pack."""
         ...
 
-    def admits(self, pack: Pack, date: float, victim_pack: Pack, victim: float) -> bool:
-        """Whether a range of this date may take the place of a victim of that date."""
+    def admits(self, pack: Pack, heat: float, victim: Rating) -> bool:
+        """Whether a range that has this heat may take the place of a victim."""
         ...
 
     def heat(self, pack: Pack, date: float) -> float:
         """log2 of the heat that a date stands for now: 0 for a range that was just touched once."""
         ...
 
-    def recalled(self, pack: Pack, heat: float, seq: int) -> float:
-        """The date of a range that had this heat in another pack or an earlier mount."""
-        ...
+    def recall(self, rating: Rating, heat: float) -> None:
+        """A range had this heat in another pack or an earlier mount: it gets the date that stands for it now."""
 
     def activity(self, pack: Pack) -> float:
         """log2 of the bytes of a pack that were lately read again; little over 0 if none were."""
@@ -122,21 +120,6 @@ class Policy(Protocol):
 
     def recall_activity(self, pack: Pack, activity: float) -> None:
         """A pack had this activity when an earlier mount ended."""
-
-
-class Date(float):
-    """The date of a heat of two memories: their mean, which is what is compared, and the date of each."""
-
-    __slots__ = ("lasting", "recent")
-    lasting: float
-    recent: float
-
-    @classmethod
-    def of(cls, recent: float, lasting: float) -> Date:
-        """Neither may be COLD."""
-        date = cls((1 - LASTING_PART) * recent + LASTING_PART * lasting)
-        date.recent, date.lasting = recent, lasting
-        return date
 
 
 class HotnessPolicy:
@@ -155,37 +138,34 @@ class HotnessPolicy:
         self.again_bytes = AGAIN_BUDGETS * budget_bytes
         self._read_again = 0
 
-    def read(self, pack: Pack, size: int, *, hit: bool, again: bool) -> None:
-        if again:
+    def touch(self, rating: Rating, size: int, weight: float, hit: bool) -> None:
+        pack = rating.pack
+        if rating.again:
             self._read_again += size
             pack.activity = log2_sum(pack.activity, log2(size) + self._read_again * self._activity_rate)
         if hit:
             pack.hit_bytes += size
-
-    def date(self, pack: Pack, date: float, weight: float, seq: int) -> float:  # noqa: ARG002 - the protocol's
         clock, touch = pack.hit_bytes, log2(weight) if weight < 1.0 else 0.0
-        recent, lasting = clock * self._recent_rate + touch, clock * self._lasting_rate + touch
-        if isinstance(date, Date):
-            recent, lasting = log2_sum(recent, date.recent), log2_sum(lasting, date.lasting)
-        return Date.of(recent, lasting)
+        rating.recent = recent = log2_sum(clock * self._recent_rate + touch, rating.recent)
+        rating.lasting = lasting = log2_sum(clock * self._lasting_rate + touch, rating.lasting)
+        rating.date = RECENT_PART * recent + LASTING_PART * lasting
 
     def score(self, pack: Pack, date: float) -> float:
         return date - pack.hit_bytes * self._rate + pack.activity
 
-    def admits(self, pack: Pack, date: float, victim_pack: Pack, victim: float) -> bool:
-        mine, its = self.score(pack, date), self.score(victim_pack, victim)
-        if self.heat(victim_pack, victim) <= ONCE:
-            return its <= mine + SLACK
-        return its + MARGIN < mine
+    def admits(self, pack: Pack, heat: float, victim: Rating) -> bool:
+        its_heat = self.heat(victim.pack, victim.date)
+        mine, its = heat + pack.activity, its_heat + victim.pack.activity
+        return its <= mine + SLACK if its_heat <= ONCE else its + MARGIN < mine
 
     def heat(self, pack: Pack, date: float) -> float:
         return date - pack.hit_bytes * self._rate
 
-    def recalled(self, pack: Pack, heat: float, seq: int) -> float:  # noqa: ARG002 - the protocol's
-        if heat == COLD:
-            return COLD
-        clock = pack.hit_bytes
-        return Date.of(heat + clock * self._recent_rate, heat + clock * self._lasting_rate)
+    def recall(self, rating: Rating, heat: float) -> None:
+        clock = rating.pack.hit_bytes
+        rating.recent = recent = heat + clock * self._recent_rate
+        rating.lasting = lasting = heat + clock * self._lasting_rate
+        rating.date = RECENT_PART * recent + LASTING_PART * lasting
 
     def activity(self, pack: Pack) -> float:
         return pack.activity - self._read_again * self._activity_rate
@@ -205,13 +185,10 @@ class _Plain:
     def __init__(self, budget_bytes: int) -> None:
         del budget_bytes
 
-    def read(self, pack: Pack, size: int, *, hit: bool, again: bool) -> None:
-        pass
-
     def score(self, pack: Pack, date: float) -> float:  # noqa: ARG002 - the protocol's
         return date
 
-    def admits(self, pack: Pack, date: float, victim_pack: Pack, victim: float) -> bool:  # noqa: ARG002
+    def admits(self, pack: Pack, heat: float, victim: Rating) -> bool:  # noqa: ARG002 - the protocol's
         return True
 
     def activity(self, pack: Pack) -> float:  # noqa: ARG002
@@ -227,14 +204,14 @@ class LruPolicy(_Plain):
     name = "lru"
     steps = 1.0
 
-    def date(self, pack: Pack, date: float, weight: float, seq: int) -> float:  # noqa: ARG002
-        return float(seq)
+    def touch(self, rating: Rating, size: int, weight: float, hit: bool) -> None:  # noqa: ARG002
+        rating.date = float(rating.seq)
 
     def heat(self, pack: Pack, date: float) -> float:  # noqa: ARG002
         return COLD if date == COLD else 0.0
 
-    def recalled(self, pack: Pack, heat: float, seq: int) -> float:  # noqa: ARG002
-        return COLD if heat == COLD else float(seq)
+    def recall(self, rating: Rating, heat: float) -> None:
+        rating.date = COLD if heat == COLD else float(rating.seq)
 
 
 class LfuPolicy(_Plain):
@@ -242,14 +219,14 @@ class LfuPolicy(_Plain):
 
     name = "lfu"
 
-    def date(self, pack: Pack, date: float, weight: float, seq: int) -> float:  # noqa: ARG002
-        return max(0.0, date) + weight
+    def touch(self, rating: Rating, size: int, weight: float, hit: bool) -> None:  # noqa: ARG002
+        rating.date = max(0.0, rating.date) + weight
 
     def heat(self, pack: Pack, date: float) -> float:  # noqa: ARG002
         return log2(date) if date > 0 else COLD
 
-    def recalled(self, pack: Pack, heat: float, seq: int) -> float:  # noqa: ARG002
-        return COLD if heat == COLD else 2.0 ** min(heat, 1000.0)
+    def recall(self, rating: Rating, heat: float) -> None:
+        rating.date = COLD if heat == COLD else 2.0 ** min(heat, 1000.0)
 
 
 class DecayPolicy(_Plain):
@@ -262,17 +239,15 @@ class DecayPolicy(_Plain):
         self._half_life = max(1, DECAY_BUDGETS * budget_bytes)
         self._read_bytes = 0
 
-    def read(self, pack: Pack, size: int, *, hit: bool, again: bool) -> None:  # noqa: ARG002
+    def touch(self, rating: Rating, size: int, weight: float, hit: bool) -> None:  # noqa: ARG002
         self._read_bytes += size
-
-    def date(self, pack: Pack, date: float, weight: float, seq: int) -> float:  # noqa: ARG002
-        return hotness.touched(date, weight, self._read_bytes / self._half_life)
+        rating.date = hotness.touched(rating.date, weight, self._read_bytes / self._half_life)
 
     def heat(self, pack: Pack, date: float) -> float:  # noqa: ARG002
         return date - self._read_bytes / self._half_life
 
-    def recalled(self, pack: Pack, heat: float, seq: int) -> float:  # noqa: ARG002
-        return heat + self._read_bytes / self._half_life
+    def recall(self, rating: Rating, heat: float) -> None:
+        rating.date = heat + self._read_bytes / self._half_life
 
 
 POLICIES: dict[str, type[HotnessPolicy | LruPolicy | LfuPolicy | DecayPolicy]] = {

@@ -22,7 +22,7 @@ from math import inf, log2
 from typing import NamedTuple
 
 from mummufs.core.hotness import COLD, log2_sum
-from mummufs.core.order import Order
+from mummufs.core.order import Order, Place
 from mummufs.core.policy import KNOWN, Pack, Policy
 from mummufs.core.ranges import FileId, RangeKey
 
@@ -62,28 +62,28 @@ class PackRecord(NamedTuple):
     files: tuple[FileId, ...]
 
 
-class Rating:
+class Rating(Place):
     """What is known of how a range is used.
 
     Attributes:
         date: as the policy has it; COLD if it was never touched.
+        recent, lasting: what a policy of two memories makes the date of.
         seq: the number of its last touch.
         part: how much of the pass that is under way has been read: the pieces of a pass add up to one touch.
         read_at: the bytes that had been read of everything when its last pass began.
-        step: where it stands in its pack's order, while it is listed.
         again: whether that pass counts as activity of its pack: it came soon after another, or the range is well known.
     """
 
-    __slots__ = ("again", "date", "key", "listed", "pack", "part", "read_at", "seq", "step")
+    __slots__ = ("again", "date", "key", "lasting", "listed", "pack", "part", "read_at", "recent", "seq")
 
     def __init__(self, key: RangeKey, pack: Pack) -> None:
         self.key = key
         self.pack = pack
-        self.date = COLD
+        self.date = self.recent = self.lasting = COLD
         self.seq = 0
         self.part = 0.0
         self.read_at = -inf
-        self.step = 0
+        self.before = self.after = None
         self.again = False
         self.listed = False
 
@@ -179,8 +179,9 @@ class Ratings:
         """Have an unlisted rating in its file's pack."""
         pack = self._pack_of(rating.key)
         if rating.pack is not pack:
-            rating.date = self._policy.recalled(pack, self._policy.heat(rating.pack, rating.date), rating.seq)
+            heat = self.heat(rating)
             rating.pack = pack
+            self._policy.recall(rating, heat)
 
     # ------------------------------------------------------------------ ratings
 
@@ -213,7 +214,7 @@ class Ratings:
             rating.pack.order.remove(rating)
             rating.listed = False
 
-    def touch(self, rating: Rating, size: int, *, hit: bool) -> None:
+    def touch(self, rating: Rating, size: int, hit: bool) -> None:
         """`size` bytes of a range were read."""
         policy, key, listed = self._policy, rating.key, rating.listed
         if listed:
@@ -227,21 +228,19 @@ class Ratings:
             rating.again = soon or policy.heat(pack, rating.date) >= KNOWN
             rating.read_at = self._read_bytes
         self._read_bytes += size
-        policy.read(pack, size, hit=hit, again=rating.again)
-        self._seq = pack.touched = seq = self._seq + 1
+        rating.seq = self._seq = pack.touched = self._seq + 1
         weight = size / key.size if size < key.size else 1.0
-        rating.date = policy.date(pack, rating.date, weight, seq)
-        rating.seq = seq
+        policy.touch(rating, size, weight, hit)
         part += weight
         rating.part = part if part < _WHOLE else 0.0
         if listed:
             pack.order.add(rating)
             rating.listed = True
 
-    def touch_absent(self, key: RangeKey, size: int, *, hit: bool) -> None:
+    def touch_absent(self, key: RangeKey, size: int, hit: bool) -> None:
         """The same for a range that is absent."""
         rating = self.take(key)
-        self.touch(rating, size, hit=hit)
+        self.touch(rating, size, hit)
         self._remember(rating)
 
     def coldest(self) -> Iterator[Rating]:
@@ -258,12 +257,10 @@ class Ratings:
         A range is asked for at the first piece of a pass, so it is compared as if the pass were over, or it would be
         declined for ever; and one that was never touched as if it had been just now.
         """
-        pack = self._pack_of(rating.key)
-        heat = self._policy.heat(rating.pack, rating.date)
+        heat = self.heat(rating)
         if rating.part or heat == COLD:
             heat = log2_sum(heat, log2(1.0 - rating.part))
-        date = self._policy.recalled(pack, heat, max(rating.seq, victim.seq))
-        return self._policy.admits(pack, date, victim.pack, victim.date)
+        return self._policy.admits(self._pack_of(rating.key), heat, victim)
 
     def heat(self, rating: Rating) -> float:
         """log2 of its heat now, or COLD."""
@@ -286,9 +283,9 @@ class Ratings:
         listed = rating.listed
         self.delist(rating)
         self._settle(rating)
-        heat = log2_sum(self._policy.heat(rating.pack, rating.date), record.heat)
+        heat = log2_sum(self.heat(rating), record.heat)
         rating.seq = rating.seq or record.seq - BEFORE
-        rating.date = self._policy.recalled(rating.pack, heat, rating.seq)
+        self._policy.recall(rating, heat)
         if listed:
             self.enlist(rating)
 
