@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mummufs.core.ranges import Version
+from mummufs.core.ranges import RangeKey, Version
 from mummufs.core.ratings import Rating
 from mummufs.core.states import State
 
@@ -36,6 +37,7 @@ class CommonEntries:
 
     def __init__(self) -> None:
         self._entries: dict[tuple[int, Version], Entry] = {}
+        self._keys: list[RangeKey] = []  # what was found, some of it touched since
 
     def entry(self, charge: int, version: Version) -> Entry:
         """The entry of resident ranges of this charge and version."""
@@ -45,3 +47,21 @@ class CommonEntries:
                 self._entries.clear()
             entry = self._entries[charge, version] = Entry(State.RESIDENT, charge, version, None)
         return entry
+
+    def found(self, key: RangeKey) -> None:
+        """A range has been given a common entry."""
+        self._keys.append(key)
+
+    def keys(self, entries: Mapping[RangeKey, Entry]) -> Iterator[RangeKey]:
+        """The ranges that have common entries still, the one found last before the others."""
+        while self._keys and not _is_common(entries.get(self._keys[-1])):
+            self._keys.pop()
+        seen: set[RangeKey] = set()  # what has gone and been found again is listed twice
+        for key in reversed(self._keys):
+            if _is_common(entries.get(key)) and key not in seen:
+                seen.add(key)
+                yield key
+
+
+def _is_common(entry: Entry | None) -> bool:
+    return entry is not None and entry.rating is None

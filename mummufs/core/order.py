@@ -87,7 +87,9 @@ class Order:
         before.after, after.before = after, before
         rating.before = rating.after = None
         if before is after:  # it was alone in its step
-            del self._steps[cast(_Step, after).number]
+            step = cast(_Step, after)
+            del self._steps[step.number]
+            step.after = step.before = None  # else it would keep itself for ever
 
     def date(self, rating: Rating) -> float:
         """The date that a listed range is listed by: where its step begins."""

@@ -21,6 +21,7 @@ from itertools import islice
 from math import inf, log2
 from typing import NamedTuple
 
+from mummufs.core.ghosts import Ghosts
 from mummufs.core.hotness import COLD, log2_sum
 from mummufs.core.order import Order, Place
 from mummufs.core.policy import KNOWN, Pack, Policy
@@ -96,7 +97,7 @@ class Ratings:
         self._strangers = self._new_pack(STRANGERS)
         self._packs = {STRANGERS: self._strangers}
         self._files: OrderedDict[FileId, Pack] = OrderedDict()
-        self._ghosts: OrderedDict[RangeKey, Rating] = OrderedDict()
+        self._ghosts = Ghosts()
         self._seq = 0
         self._read_bytes = 0
 
@@ -187,7 +188,7 @@ class Ratings:
 
     def take(self, key: RangeKey) -> Rating:
         """The rating of a range that is absent no longer."""
-        return self._ghosts.pop(key, None) or Rating(key, self._pack_of(key))
+        return self._ghosts.pop(key) or Rating(key, self._pack_of(key))
 
     def remembers(self, key: RangeKey) -> bool:
         """Whether the heat of an absent range is known."""
@@ -270,7 +271,7 @@ class Ratings:
 
     def ghost_keys(self) -> list[RangeKey]:
         """The absent ranges whose heat is known, in no order. O(n), some milliseconds for 200,000."""
-        return list(dict.keys(self._ghosts))
+        return self._ghosts.keys()
 
     def record(self, rating: Rating) -> HeatRecord | None:
         """Its heat; None if it has none. What was recalled comes before what was touched since."""
@@ -291,18 +292,18 @@ class Ratings:
 
     def recall_absent(self, record: HeatRecord) -> None:
         """The same for a range that is absent. It is forgotten before those that were touched in this mount."""
-        known = record.key in self._ghosts
-        if not known and len(self._ghosts) >= GHOSTS_MAX:
-            return
-        rating = self._ghosts.setdefault(record.key, Rating(record.key, self._pack_of(record.key)))
+        rating = self._ghosts.get(record.key)
+        if rating is None:
+            if len(self._ghosts) >= GHOSTS_MAX:
+                return
+            rating = Rating(record.key, self._pack_of(record.key))
+            self._ghosts.add_first(rating)
         self.recall(rating, record)
-        if not known:
-            self._ghosts.move_to_end(record.key, last=False)
 
     def _remember(self, rating: Rating) -> None:
-        self._ghosts[rating.key] = rating
+        self._ghosts.add(rating)
         if len(self._ghosts) > GHOSTS_MAX:
-            self._ghosts.popitem(last=False)
+            self._ghosts.forget()
 
     def _check(self, listed: Iterable[Rating], others: Iterable[Rating]) -> None:
         """Assert every invariant, given the ratings of all ranges that are not absent. O(n log n): for tests."""
@@ -314,9 +315,10 @@ class Ratings:
         for pack in self._packs.values():
             pack.order._check()
         assert not any(rating.listed for rating in others), "what may not be a victim is not listed"
-        assert not any(ghost.listed for ghost in self._ghosts.values()), "a ghost is not listed"
-        assert all(0.0 <= r.part < 1.0 for r in (*wanted, *islice(self._ghosts.values(), 1000))), "a pass ends at one"
+        assert not any(ghost.listed for ghost in self._ghosts), "a ghost is not listed"
+        assert all(0.0 <= r.part < 1.0 for r in (*wanted, *islice(self._ghosts, 1000))), "a pass ends at one"
         assert all(self._packs.get(pack.name) is pack for pack in self._files.values()), "a file's pack is one of ours"
+        self._ghosts._check()
         assert len(self._packs) <= PACKS_MAX, "the number of packs is bounded"
         assert len(self._files) <= FILES_MAX, "the number of files is bounded"
         assert len(self._ghosts) <= GHOSTS_MAX, "the number of ghosts is bounded"
