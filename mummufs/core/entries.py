@@ -52,10 +52,14 @@ class CommonEntries:
         """A range has been given a common entry."""
         self._keys.append(key)
 
-    def keys(self, entries: Mapping[RangeKey, Entry]) -> Iterator[RangeKey]:
-        """The ranges that have common entries still, the one found last before the others."""
+    def is_any(self, entries: Mapping[RangeKey, Entry]) -> bool:
+        """Whether a range has a common entry still."""
         while self._keys and not _is_common(entries.get(self._keys[-1])):
             self._keys.pop()
+        return bool(self._keys)
+
+    def keys(self, entries: Mapping[RangeKey, Entry]) -> Iterator[RangeKey]:
+        """The ranges that have common entries still, the one found last before the others."""
         seen: set[RangeKey] = set()  # what has gone and been found again is listed twice
         for key in reversed(self._keys):
             if _is_common(entries.get(key)) and key not in seen:

@@ -18,7 +18,7 @@ from math import inf, log2
 COLD = -inf
 """The date of a range that was never touched."""
 
-_NEGLIGIBLE = 60.0
+_NEGLIGIBLE = -60.0
 """2^-60 added to 1 is lost in a double."""
 
 
@@ -26,9 +26,10 @@ def log2_sum(a: float, b: float) -> float:
     """log2(2^a + 2^b), without leaving the range of a double."""
     if a < b:
         a, b = b, a
-    if b == COLD or a - b > _NEGLIGIBLE:
-        return a
-    return a + log2(1.0 + 2.0 ** (b - a))
+    gap = b - a
+    if gap >= _NEGLIGIBLE:  # the gap of two that are cold is no number
+        return a + log2(1.0 + 2.0**gap)
+    return a
 
 
 def touched(date: float, weight: float, half_lives: float) -> float:

@@ -41,10 +41,11 @@ from mummufs.core.states import TRANSITIONS, Decision, Event, FillPlan, IndexSta
 HEADROOM_SHARE = 0.01
 HEADROOM_BYTES_MAX = 1 << 30
 """The part of the budget that is kept free, so that a fill seldom has to wait for room: what is in flight at a time."""
-HEAT_STEP = 256
-"""Ranges that a walk over their heat looks at at a time."""
 VICTIMS_MAX = 256
 """Victims of one plan: a bounded batch, so that no plan takes more than a fraction of a millisecond."""
+
+
+_COLDER = FillPlan(Decision.COLDER)
 
 
 class CacheIndex:
@@ -154,7 +155,7 @@ class CacheIndex:
                 if victim.key == key:
                     continue
                 if key not in self._pins and not self._ratings.admits(rating, victim):
-                    return FillPlan(Decision.COLDER)
+                    return _COLDER
                 victims.append(victim.key)
                 missing -= self._entries[victim.key].charge
             if missing > 0 and len(victims) < VICTIMS_MAX:
@@ -165,7 +166,7 @@ class CacheIndex:
     def begin_fill(self, key: RangeKey, charge: int, version: Version) -> None:
         """Promise `charge` bytes to a range. Only after `plan_fill` said READY, with nothing in between."""
         assert charge <= self.free_bytes, f"no room for {charge} bytes: plan_fill comes first"
-        state = self._next(key, Event.BEGIN_FILL)
+        state = self._next(self._entries.get(key), Event.BEGIN_FILL, key)
         rating = self._ratings.take(key)
         self._enter(rating.key, Entry(state, charge, version, rating))  # one key is enough for both
         self._filling_bytes += charge
@@ -188,15 +189,15 @@ class CacheIndex:
         """A range file from an earlier mount was found. False if the range is known already."""
         if key in self._entries:
             return False
-        entry = self._common.entry(charge, version)
         self._used += charge
-        if key in self._pins or self._ratings.remembers(key):
-            rating = self._ratings.take(key)
-            self._enter(rating.key, Entry(State.RESIDENT, entry.charge, entry.version, rating))
-            self._enlist(key)
-        else:
-            self._enter(key, entry)
+        entry = self._common.entry(charge, version)
+        if key not in self._pins and not self._ratings.remembers(key):
             self._common.found(key)
+            self._enter(key, entry)
+            return True
+        rating = self._ratings.take(key)
+        self._enter(rating.key, Entry(entry.state, entry.charge, entry.version, rating))
+        self._enlist(key)
         return True
 
     def restamp(self, key: RangeKey, version: Version) -> None:
@@ -289,12 +290,8 @@ class CacheIndex:
 
     # ------------------------------------------------------------------ for a later mount
 
-    def hot_ranges(self) -> Iterator[HeatRecord]:
-        """The heat of every range that has any, resident or not. It may be walked in steps, with changes between."""
-        return chain.from_iterable(self.hot_steps(HEAT_STEP))
-
     def hot_steps(self, size: int) -> Iterator[list[HeatRecord]]:
-        """The same in steps of which each looks at so many ranges, however few of them have heat."""
+        """The heat of every range that has any, in steps that look at so many each. Changes may come between them."""
         keys = chain(self.keys(), self._ratings.ghost_keys())  # both as they are now: nothing is in it twice
         while step := list(islice(keys, size)):
             records = (self._ratings.record(self._rating_of(key)) for key in step)
@@ -363,7 +360,9 @@ class CacheIndex:
 
     def _coldest(self) -> Iterator[Rating]:
         """Those that may be victims, coldest first: what was restored and never touched goes first."""
-        return chain(map(self._ratings.find, self._common.keys(self._entries)), self._ratings.coldest())
+        entries, coldest = self._entries, self._ratings.coldest()
+        untouched = self._common.keys(entries) if self._common.is_any(entries) else None
+        return chain(map(self._ratings.find, untouched), coldest) if untouched else coldest
 
     def _enlist(self, key: RangeKey) -> None:
         if key not in self._pins:
@@ -374,16 +373,17 @@ class CacheIndex:
         self._counts[entry.state] += 1
         self._pinned_bytes += entry.charge * (key in self._pins)
 
-    def _next(self, key: RangeKey, event: Event) -> State:
-        state = self.state(key)
+    def _next(self, entry: Entry | None, event: Event, key: RangeKey) -> State:
+        state = State.ABSENT if entry is None else entry.state
         following = TRANSITIONS.get((state, event))
         if following is None:
             raise TransitionError(f"{event.value} of a range that is {state.value}: {key}")
         return following
 
     def _move(self, key: RangeKey, event: Event) -> Entry:
-        following = self._next(key, event)
-        entry = self._entries[key]
+        entry = self._entries.get(key)
+        following = self._next(entry, event, key)
+        assert entry is not None, "what is absent is entered, not moved"
         self._counts[entry.state] -= 1
         if following is not State.ABSENT:
             self._counts[following] += 1

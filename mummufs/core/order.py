@@ -64,14 +64,15 @@ class Order:
 
     def __iter__(self) -> Iterator[Rating]:
         """The coldest first. Not to be gone on with after a change."""
-        for step in self._steps.values():
+        for number in self._steps:
+            step = self._steps[number]
             place = step.after
             while place is not step:
                 yield place
                 place = place.after
 
     def add(self, rating: Rating) -> None:
-        """List a range by its date, behind all others of its step."""
+        """List a range by its date, behind all others of its step. It is not listed yet."""
         number = self._number(rating)
         step = self._steps.get(number)
         if step is None:
@@ -82,10 +83,18 @@ class Order:
 
     def remove(self, rating: Rating) -> None:
         """Take a range out that is listed."""
+        self._leave(rating)
+        rating.before = rating.after = None
+
+    def move(self, rating: Rating) -> None:
+        """List a range anew that is listed: it may have another date since."""
+        self._leave(rating)
+        self.add(rating)
+
+    def _leave(self, rating: Rating) -> None:
         before, after = rating.before, rating.after
         assert before is not None and after is not None, "it is listed"
         before.after, after.before = after, before
-        rating.before = rating.after = None
         if before is after:  # it was alone in its step
             step = cast(_Step, after)
             del self._steps[step.number]

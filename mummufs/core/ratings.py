@@ -177,12 +177,20 @@ class Ratings:
         return self._files.get(key.file, self._strangers)
 
     def _settle(self, rating: Rating) -> None:
-        """Have an unlisted rating in its file's pack."""
+        """Have a rating in its file's pack, listed there if it was listed."""
         pack = self._pack_of(rating.key)
-        if rating.pack is not pack:
-            heat = self.heat(rating)
-            rating.pack = pack
-            self._policy.recall(rating, heat)
+        if rating.pack is pack:
+            return
+        heat, listed = self.heat(rating), rating.listed
+        self.delist(rating)
+        rating.pack = pack
+        self._policy.recall(rating, heat)
+        if listed:
+            self._list(rating)
+
+    def _list(self, rating: Rating) -> None:
+        rating.pack.order.add(rating)
+        rating.listed = True
 
     # ------------------------------------------------------------------ ratings
 
@@ -206,8 +214,7 @@ class Ratings:
     def enlist(self, rating: Rating) -> None:
         """From now on this range may be a victim."""
         self._settle(rating)
-        rating.pack.order.add(rating)
-        rating.listed = True
+        self._list(rating)
 
     def delist(self, rating: Rating) -> None:
         """From now on it may not. Changes nothing for one that was not listed."""
@@ -217,10 +224,7 @@ class Ratings:
 
     def touch(self, rating: Rating, size: int, hit: bool) -> None:
         """`size` bytes of a range were read."""
-        policy, key, listed = self._policy, rating.key, rating.listed
-        if listed:
-            rating.pack.order.remove(rating)
-            rating.listed = False
+        policy, key = self._policy, rating.key
         if rating.pack is not self._files.get(key.file, self._strangers):
             self._settle(rating)
         pack, part = rating.pack, rating.part
@@ -234,9 +238,8 @@ class Ratings:
         policy.touch(rating, size, weight, hit)
         part += weight
         rating.part = part if part < _WHOLE else 0.0
-        if listed:
-            pack.order.add(rating)
-            rating.listed = True
+        if rating.listed:
+            pack.order.move(rating)
 
     def touch_absent(self, key: RangeKey, size: int, hit: bool) -> None:
         """The same for a range that is absent."""
@@ -281,14 +284,12 @@ class Ratings:
 
     def recall(self, rating: Rating, record: HeatRecord) -> None:
         """Add the heat that a range had when an earlier mount ended."""
-        listed = rating.listed
-        self.delist(rating)
         self._settle(rating)
         heat = log2_sum(self.heat(rating), record.heat)
         rating.seq = rating.seq or record.seq - BEFORE
         self._policy.recall(rating, heat)
-        if listed:
-            self.enlist(rating)
+        if rating.listed:
+            rating.pack.order.move(rating)
 
     def recall_absent(self, record: HeatRecord) -> None:
         """The same for a range that is absent. It is forgotten before those that were touched in this mount."""

@@ -16,9 +16,13 @@ class State(Enum):
     RESIDENT = "resident"
     EVICTING = "evicting"
 
+    __hash__ = object.__hash__  # an Enum's own is a Python function, and there is one of each
+
 
 class Event(Enum):
     """What can happen to a range."""
+
+    __hash__ = object.__hash__
 
     BEGIN_FILL = "begin_fill"
     COMMIT_FILL = "commit_fill"
