@@ -26,8 +26,8 @@ from mummufs.store.osfs import FileState
 from mummufs.store.rangestore import RangeStore
 from mummufs.store.storedrange import StoredRange
 
-OPEN_MAX = 64 << 10
-"""Range files kept open, where the limit of descriptors allows: each has two, and takes some 3 KiB of memory."""
+OPEN_MAX = 16 << 10
+"""Range files kept open, where the limit of descriptors allows: each has two, and takes some 1.3 KB of our memory."""
 
 
 class ResidentRange(NamedTuple):
