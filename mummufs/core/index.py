@@ -43,8 +43,6 @@ HEADROOM_BYTES_MAX = 1 << 30
 """The part of the budget that is kept free, so that a fill seldom has to wait for room: what is in flight at a time."""
 VICTIMS_MAX = 256
 """Victims of one plan: a bounded batch, so that no plan takes more than a fraction of a millisecond."""
-
-
 _COLDER = FillPlan(Decision.COLDER)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import floor, inf, log2
+from math import floor, log2
 
 import pytest
 from hypothesis import settings
@@ -17,7 +17,7 @@ from mummufs.core.index import CacheIndex
 from mummufs.core.order import Order
 from mummufs.core.policy import KNOWN, POLICIES, HotnessPolicy, Pack, Policy
 from mummufs.core.ranges import PAGE_SIZE, FileId, RangeKey, Version
-from mummufs.core.ratings import BEFORE, STRANGERS, HeatRecord
+from mummufs.core.ratings import BEFORE, STRANGERS, HeatRecord, Rating
 from mummufs.core.states import TRANSITIONS, Decision, Event, FillPlan, State
 
 BUDGET = 24 * PAGE_SIZE
@@ -42,18 +42,6 @@ PACKS = [b"a", b"b", b"c"]
 
 
 @dataclass
-class _Use:
-    """What the model knows of the use of a range: the pack that its date belongs to, and how much of a pass is done."""
-
-    pack: Pack
-    date: float = COLD
-    seq: int = 0
-    part: float = 0.0
-    read_at: float = -inf
-    again: bool = False
-
-
-@dataclass
 class _Known:
     """What the model knows of a range that is not absent."""
 
@@ -74,7 +62,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.known: dict[RangeKey, _Known] = {}
         self.packs = {name: Pack(name, Order(self.policy.steps)) for name in (STRANGERS, *PACKS)}
         self.files: dict[FileId, Pack] = {}
-        self.uses: dict[RangeKey, _Use] = {}
+        self.uses: dict[RangeKey, Rating] = {}  # as records that stand in no order
         self.untouched: list[RangeKey] = []  # since they were restored
         self.pins: set[RangeKey] = set()
         self.overhead = 0
@@ -93,8 +81,8 @@ class IndexMachine(RuleBasedStateMachine):
     def free(self) -> int:
         return BUDGET - self.overhead - self.bytes_in(State.RESIDENT, State.EVICTING, State.FILLING)
 
-    def use(self, key: RangeKey) -> _Use:
-        return self.uses.get(key) or _Use(self.files.get(key.file, self.packs[STRANGERS]))
+    def use(self, key: RangeKey) -> Rating:
+        return self.uses.get(key) or Rating(key, self.files.get(key.file, self.packs[STRANGERS]))
 
     def list_now(self, key: RangeKey) -> None:
         """A range goes to the end of its step's queue."""
@@ -103,12 +91,13 @@ class IndexMachine(RuleBasedStateMachine):
             self.listings += 1
             self.listed[key] = self.listings
 
-    def settle(self, key: RangeKey) -> _Use:
+    def settle(self, key: RangeKey) -> Rating:
         """A range goes over to its file's pack."""
         use, pack = self.use(key), self.files.get(key.file, self.packs[STRANGERS])
         if use.pack is not pack:
-            use.date = self.policy.recalled(pack, self.policy.heat(use.pack, use.date), use.seq)
+            heat = self.policy.heat(use.pack, use.date)
             use.pack = pack
+            self.policy.recall(use, heat)
         self.uses[key] = use
         return use
 
@@ -141,8 +130,7 @@ class IndexMachine(RuleBasedStateMachine):
         pack = self.files.get(key.file, self.packs[STRANGERS])
         heat = self.policy.heat(use.pack, use.date)
         whole = log2_sum(heat, log2(1 - use.part)) if use.part or heat == COLD else heat
-        date = self.policy.recalled(pack, whole, max(use.seq, its.seq))
-        return key in self.pins or self.policy.admits(pack, date, its.pack, its.date)
+        return key in self.pins or self.policy.admits(pack, whole, its)
 
     def in_state(self, state: State) -> list[RangeKey]:
         return sorted(key for key, known in self.known.items() if known.state is state)
@@ -228,9 +216,9 @@ class IndexMachine(RuleBasedStateMachine):
             use.again = soon or self.policy.heat(use.pack, use.date) >= KNOWN
             use.read_at = self.read_bytes
         self.read_bytes += size
-        self.policy.read(use.pack, size, hit=hit, again=use.again)
         self.touches += 1
-        use.date, use.seq = self.policy.date(use.pack, use.date, weight, self.touches), self.touches
+        use.seq = self.touches
+        self.policy.touch(use, size, weight, hit)
         use.part = use.part + weight if use.part + weight < 1 - 1e-9 else 0.0
         self.list_now(key)
 
@@ -258,7 +246,7 @@ class IndexMachine(RuleBasedStateMachine):
         use = self.settle(key)
         use.seq = use.seq or seq - BEFORE
         total = log2_sum(self.policy.heat(use.pack, use.date), heat)
-        use.date = self.policy.recalled(use.pack, total, use.seq)
+        self.policy.recall(use, total)
         self.list_now(key)
 
     @rule(key=st.sampled_from(KEYS), version=st.sampled_from(VERSIONS))
