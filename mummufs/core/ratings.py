@@ -345,7 +345,7 @@ class Ratings:
         for pack in self._packs.values():
             pack.order._check()
         unlisted = list(others)
-        assert not any(rating.listed for rating in unlisted), "what may not be a victim is not listed"
+        assert not any(r.listed or r.before or r.after for r in unlisted), "what may not be a victim is not listed"
         assert not any(ghost.listed for ghost in self._ghosts), "a ghost is not listed"
         assert all(0.0 <= r.part < 1.0 for r in (*wanted, *islice(self._ghosts, 1000))), "a pass ends at one"
         assert all(self._packs.get(pack.name) is pack for pack in self._files.values()), "a file's pack is one of ours"
