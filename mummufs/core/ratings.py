@@ -27,11 +27,11 @@ from mummufs.core.order import Order, Place
 from mummufs.core.policy import KNOWN, Pack, Policy
 from mummufs.core.ranges import FileId, RangeKey
 
-GHOSTS_MAX = 200_000
+GHOSTS_MAX = 150_000
 """Absent ranges whose heat is remembered; the one touched longest ago is forgotten first. Each takes half a kilobyte:
 so that memory is bounded, there are fewer by as many as have heat and are not absent,"""
-GHOSTS_MIN = 50_000
-"""but no fewer than this: what is not admitted at once has to be remembered until it is."""
+GHOSTS_MIN = 100_000
+"""but no fewer than this, a large model: what is not admitted at once has to be remembered until it is."""
 PACKS_MAX = 64
 """Packs told apart. One more takes the place of the quietest that has nothing resident, or joins the strangers."""
 SIZES_MAX = 4096
@@ -295,7 +295,7 @@ class Ratings:
     # ------------------------------------------------------------------ for a later mount
 
     def ghost_keys(self) -> list[RangeKey]:
-        """The absent ranges whose heat is known, in no order. O(n), some milliseconds for 200,000."""
+        """The absent ranges whose heat is known, in no order. O(n), some milliseconds."""
         return self._ghosts.keys()
 
     def record(self, rating: Rating) -> HeatRecord | None:
