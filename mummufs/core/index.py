@@ -36,14 +36,13 @@ from mummufs.core.plan import ReadPlan, plan_segments, window_key
 from mummufs.core.policy import Policy
 from mummufs.core.ranges import FileId, RangeKey, Version, page_floor
 from mummufs.core.ratings import HeatRecord, PackRecord, Rating, Ratings
-from mummufs.core.states import TRANSITIONS, Decision, Event, FillPlan, IndexStatistics, State
+from mummufs.core.states import COLDER, TRANSITIONS, Decision, Event, FillPlan, IndexStatistics, State
 
 HEADROOM_SHARE = 0.01
 HEADROOM_BYTES_MAX = 1 << 30
 """The part of the budget that is kept free, so that a fill seldom has to wait for room: what is in flight at a time."""
 VICTIMS_MAX = 256
 """Victims of one plan: a bounded batch, so that no plan takes more than a fraction of a millisecond."""
-_COLDER = FillPlan(Decision.COLDER)
 
 
 class CacheIndex:
@@ -153,7 +152,7 @@ class CacheIndex:
                 if victim.key == key:
                     continue
                 if key not in self._pins and not self._ratings.admits(rating, victim):
-                    return _COLDER
+                    return COLDER
                 victims.append(victim.key)
                 missing -= self._entries[victim.key].charge
             if missing > 0 and len(victims) < VICTIMS_MAX:
@@ -174,14 +173,14 @@ class CacheIndex:
         entry = self._move(key, Event.COMMIT_FILL)
         self._filling_bytes -= entry.charge
         self._used += entry.charge
-        self._enlist(key)
+        self._enlist(key, entry)
 
     def abort_fill(self, key: RangeKey) -> None:
         """The fill came to nothing and left nothing. Its heat stays."""
         entry = self._move(key, Event.ABORT_FILL)
         self._filling_bytes -= entry.charge
         self._pinned_bytes -= entry.charge * (key in self._pins)
-        self._forget(key)
+        self._forget(key, entry)
 
     def restore(self, key: RangeKey, charge: int, version: Version) -> bool:
         """A range file from an earlier mount was found. False if the range is known already."""
@@ -194,8 +193,9 @@ class CacheIndex:
             self._enter(key, entry)
             return True
         rating = self._ratings.take(key)
-        self._enter(rating.key, Entry(entry.state, entry.charge, entry.version, rating))
-        self._enlist(key)
+        entry = Entry(entry.state, entry.charge, entry.version, rating)
+        self._enter(rating.key, entry)
+        self._enlist(key, entry)
         return True
 
     def restamp(self, key: RangeKey, version: Version) -> None:
@@ -231,10 +231,12 @@ class CacheIndex:
 
     def begin_evict(self, key: RangeKey) -> int:
         """From now on no read is planned from this range; its bytes stay counted. Returns them."""
-        entry = self._entries.get(key)
-        if entry is not None and entry.state is State.RESIDENT:
-            self._ratings.delist(self._rate(key))
+        known = self._entries.get(key)
+        if known is not None and known.rating is None:
+            self._rate(key)
         entry = self._move(key, Event.BEGIN_EVICT)
+        if entry.rating is not None:
+            self._ratings.delist(entry.rating)
         self._pinned_bytes -= entry.charge * (key in self._pins)
         self._evicting_bytes += entry.charge
         return entry.charge
@@ -244,7 +246,7 @@ class CacheIndex:
         entry = self._move(key, Event.ABORT_EVICT)
         self._evicting_bytes -= entry.charge
         self._pinned_bytes += entry.charge * (key in self._pins)
-        self._enlist(key)
+        self._enlist(key, entry)
         return entry.version
 
     def finish_evict(self, key: RangeKey) -> None:
@@ -252,7 +254,7 @@ class CacheIndex:
         entry = self._move(key, Event.FINISH_EVICT)
         self._evicting_bytes -= entry.charge
         self._used -= entry.charge
-        self._forget(key)
+        self._forget(key, entry)
 
     # ------------------------------------------------------------------ pinning
 
@@ -284,7 +286,7 @@ class CacheIndex:
         if entry is not None and entry.state is not State.EVICTING:
             self._pinned_bytes -= entry.charge
             if entry.state is State.RESIDENT:
-                self._enlist(key)
+                self._enlist(key, entry)
 
     # ------------------------------------------------------------------ for a later mount
 
@@ -351,8 +353,8 @@ class CacheIndex:
         entry = self._entries[key]
         if entry.rating is None:
             rating = self._ratings.take(key)
-            self._entries[key] = Entry(entry.state, entry.charge, entry.version, rating)
-            self._enlist(key)
+            entry = self._entries[key] = Entry(entry.state, entry.charge, entry.version, rating)
+            self._enlist(key, entry)
             return rating
         return entry.rating
 
@@ -362,9 +364,9 @@ class CacheIndex:
         untouched = self._common.keys(entries) if self._common.is_any(entries) else None
         return chain(map(self._ratings.find, untouched), coldest) if untouched else coldest
 
-    def _enlist(self, key: RangeKey) -> None:
-        if key not in self._pins:
-            self._ratings.enlist(self._rate(key))
+    def _enlist(self, key: RangeKey, entry: Entry) -> None:
+        if key not in self._pins and entry.rating is not None:
+            self._ratings.enlist(entry.rating)
 
     def _enter(self, key: RangeKey, entry: Entry) -> None:
         self._entries[key] = entry
@@ -388,9 +390,10 @@ class CacheIndex:
         entry.state = following
         return entry
 
-    def _forget(self, key: RangeKey) -> None:
-        self._ratings.leave(self._rate(key))
+    def _forget(self, key: RangeKey, entry: Entry) -> None:
+        assert entry.rating is not None, "what is filled or evicted has an entry of its own"
         del self._entries[key]
+        self._ratings.leave(entry.rating)
 
     def _check(self) -> None:
         """Assert every invariant. O(n log n): for tests."""

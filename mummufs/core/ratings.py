@@ -329,10 +329,11 @@ class Ratings:
 
     @property
     def _ghosts_max(self) -> int:
-        return max(min(GHOSTS_MIN, GHOSTS_MAX), GHOSTS_MAX - self._rated)
+        return max(GHOSTS_MIN, GHOSTS_MAX - self._rated)
 
     def _limit_ghosts(self) -> None:
-        if len(self._ghosts) > self._ghosts_max:  # by one, because each call that adds a rating comes here
+        count = len(self._ghosts)
+        if count > GHOSTS_MIN and count > GHOSTS_MAX - self._rated:  # by one: each call that adds a rating comes here
             self._ghosts.forget()
 
     def _check(self, listed: Iterable[Rating], others: Iterable[Rating]) -> None:

@@ -180,6 +180,7 @@ def test_restored_ranges_each_have_a_place_of_their_own() -> None:
 
 def test_the_number_of_ghosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GHOSTS_MAX", 3)
+    monkeypatch.setattr(module, "GHOSTS_MIN", 3)
     index = CacheIndex(BUDGET, HotnessPolicy(BUDGET))
     for i in (0, 1, 2, 0, 3):
         index.touch(_key(i), 1, hit=False)
