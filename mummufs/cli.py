@@ -12,9 +12,9 @@ from mummufs.commands.output import printable
 from mummufs.core.errors import MummufsError, UsageError
 
 if sys.platform == "win32":
-    from mummufs.commands.windows import mount, status, umount
+    from mummufs.commands.windows import mount, ranges, status, umount, verify
 
-    COMMANDS = (mount, umount, status)
+    COMMANDS = (mount, umount, status, ranges, verify)
 else:
     from mummufs.commands.install_helper import install_helper
     from mummufs.commands.mount import mount

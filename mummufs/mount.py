@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import trio
@@ -30,29 +31,25 @@ from mummufs.config import MountConfig
 from mummufs.control import Answer, ControlServer
 from mummufs.control_profile import profile_handlers
 from mummufs.control_trace import trace_handlers
+from mummufs.control_verify import verify_handlers
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.engine.heatkeeper import SAVE_S
 from mummufs.engine.reaper import Reaper
 from mummufs.engine.resident import OPEN_MAX
-from mummufs.engine.scrub import RATE_BYTES_PER_S, Scrub
 from mummufs.engine.service import Service, ServiceOptions
 from mummufs.mountinfo import Holder, MountEntry, holders, mount_at, read_mountinfo
+from mummufs.mounting import common_options, tables_bytes_max
 from mummufs.source.devices import spins, suggested_reads
 from mummufs.source.local import ignore_broken_leases
 from mummufs.source.tree import TreeSource
-from mummufs.status import scrub_status, status
+from mummufs.status import status
 from mummufs.store.layout import DIR_MODE
 from mummufs.store.lock import StoreLock
 from mummufs.store.osfs import RealOs
-from mummufs.store.rangestore import TABLES_BYTES_MAX, RangeStore
+from mummufs.store.rangestore import RangeStore
 
 LEAVE_S = 4.0
 """After a signal: how long who holds the mount may go on before the connection is cut."""
-RESERVE_BYTES_MAX = 1 << 30
-RESERVE_SHARE = 0.05
-"""The store's file system keeps this share free, but no more than RESERVE_BYTES_MAX, unless an option says else."""
-TABLES_SHARE = 8
-"""One in so many bytes of the budget may go to range tables."""
 DESCRIPTORS_RESERVED = 56
 """Descriptors of the process that are for neither range files nor files of the source: the lane, its pipes, and what is
 open for one call."""
@@ -100,8 +97,8 @@ def run(config: MountConfig, ready: Ready, *, background: bool = False) -> int:
         stack.callback(source.close)
         store = None
         if config.store_dir is not None:
-            store = stack.enter_context(_opened_store(config.store_dir, config.store_bytes))
-        service = Service(source, _service_options(config, reads, store), store, store_dir=config.store_dir)
+            store = stack.enter_context(_opened_store(config, config.store_dir))
+        service = Service(source, _service_options(config, reads), store, store_dir=config.store_dir)
         operations = MirrorOperations(service.overlay, service.mirror, service.counters, config.attr_timeout_s)
         session = Session(
             operations,
@@ -147,16 +144,12 @@ class _Daemon:
         self._started = time.monotonic()
         self._tuned = tuning.Tuned(None, None)
         self._entry: MountEntry | None = None
-        self._nursery: trio.Nursery | None = None
-        self._scrubbing = trio.CancelScope()
 
     async def main(self) -> None:
         """Serve until the mount is gone."""
         handlers = {
             "status": self._status,
-            "verify": self._verify,
-            "verify_progress": self._verify_progress,
-            "verify_stop": self._verify_stop,
+            **verify_handlers(self._service.background_scrub),
             **trace_handlers(self._config, self._service, self._session),
             **storecontrol.handlers(self._service.placement),
             **profile_handlers(self._service),
@@ -164,7 +157,6 @@ class _Daemon:
         control = ControlServer(self._config.mountpoint, handlers)
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
                 await nursery.start(self._service.run)
                 nursery.start_soon(self._watch_signals)
                 nursery.start_soon(control.serve)
@@ -217,42 +209,6 @@ class _Daemon:
         uptime_s = time.monotonic() - self._started
         return status(self._config, self._service, self._operations, self._session.front, self._tuned, uptime_s)
 
-    async def _verify(self, asked: Mapping[str, object]) -> Answer:
-        scrub = self._service.scrub
-        if scrub is None or self._nursery is None:
-            raise MummufsError("this mount has no store: there is nothing to verify")
-        if scrub.progress.running:
-            raise MummufsError("it is being verified already: `mummufs status` shows how far it is")
-        scrub.progress.running = True
-        self._scrubbing = trio.CancelScope()
-        self._nursery.start_soon(self._scrub, scrub, asked)
-        return {}
-
-    async def _scrub(self, scrub: Scrub, asked: Mapping[str, object]) -> None:
-        sample, rate = asked.get("sample"), asked.get("rate_bytes_per_s")
-        with self._scrubbing:
-            try:
-                await scrub.run(
-                    against_source=bool(asked.get("against_source")),
-                    sample=sample if isinstance(sample, int) else None,
-                    resume=bool(asked.get("resume")),
-                    rate_bytes_per_s=float(rate) if isinstance(rate, int) and rate > 0 else RATE_BYTES_PER_S,
-                )
-            except Exception:  # a scrub must not end the mount
-                self._service.counters.errors.handler += 1
-                log.exception("the scrub failed on a fault of ours")
-            finally:
-                scrub.progress.running = False
-
-    async def _verify_progress(self, asked: Mapping[str, object]) -> Answer:
-        del asked
-        return {} if self._service.scrub is None else scrub_status(self._service.scrub)
-
-    async def _verify_stop(self, asked: Mapping[str, object]) -> Answer:
-        del asked
-        self._scrubbing.cancel()
-        return {}
-
 
 @contextlib.contextmanager
 def _claimed(mountpoint: Path) -> Iterator[None]:
@@ -277,7 +233,7 @@ def _claimed(mountpoint: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened_store(directory: Path, budget_bytes: int) -> Iterator[RangeStore]:
+def _opened_store(config: MountConfig, directory: Path) -> Iterator[RangeStore]:
     """The store, locked. What is wrong with it is told in a sentence."""
     try:
         directory.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
@@ -290,9 +246,9 @@ def _opened_store(directory: Path, budget_bytes: int) -> Iterator[RangeStore]:
             stack.callback(lock.release)
             store = RangeStore(
                 RealOs(directory),
-                lambda: lock.renew(directory),
+                lock.renew,
                 closer=Reaper("store closer").submit,
-                tables_bytes_max=min(TABLES_BYTES_MAX, budget_bytes // TABLES_SHARE),
+                tables_bytes_max=tables_bytes_max(config),
             )
             held = stack.pop_all()
     except OSError as error:
@@ -306,26 +262,14 @@ def _holders(entry: MountEntry) -> list[Holder]:
     return holders(entry.device, source=entry.source, mount_ids={entry.mount_id})
 
 
-def _service_options(config: MountConfig, source_reads: int, store: RangeStore | None) -> ServiceOptions:
-    reserve = config.store_reserve_bytes
-    if reserve is None and config.store_dir is not None:
-        reserve = int(min(RESERVE_BYTES_MAX, RealOs(config.store_dir).total_bytes() * RESERVE_SHARE))
+def _service_options(config: MountConfig, source_reads: int) -> ServiceOptions:
     left = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_RESERVED
     open_max = max(OPEN_MIN, min(OPEN_MAX, left // OPEN_SHARE))
-    return ServiceOptions(
-        source_reads=source_reads,
-        budget_bytes=config.store_bytes if store is not None else 0,
-        reserve_bytes=reserve or 0,
-        settle_s=config.settle_s,
-        policy=config.policy,
-        manifest=config.manifest,
-        source_timeout_s=config.source_timeout_s,
-        offline_reads=config.offline_reads,
-        verify_always=config.verify == "always",
+    return replace(
+        common_options(config, source_reads, lambda: RealOs(config.store_dir or Path()).total_bytes()),
         open_max=open_max,
         files_max=max(FILES_MIN, left - 2 * open_max),
         read_around=spins(os.fspath(config.source)),
-        write_budget_bytes=config.write_budget_bytes,
         heat_save_s=float(os.environ.get(HEAT_SAVE_ENV, SAVE_S)),
         prefetch=config.prefetch == "order" and not config.direct,
     )

@@ -207,6 +207,7 @@ def _gauges(service: Service, open_handles: int, inodes: int) -> dict[str, Any]:
         "reads_in_flight_bytes": service.reader.bytes_in_flight,
         "open_handles": open_handles,
         "open_files": service.overlay.open_files,
+        "directories_read": service.overlay.listings.streams,
         "writes_in_flight_bytes": service.mirror.bytes_in_flight,
         "writes_in_flight_bytes_max": service.mirror.bytes_in_flight_max,
         "files_written": service.writes.written,

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import trio
@@ -23,13 +24,15 @@ from mummufs import logs
 from mummufs.backends.winfsp.library import Library, find_dll
 from mummufs.backends.winfsp.session import DISPATCHER_THREADS, Session, VolumeOptions
 from mummufs.config import UNBUFFERED_ENV, MountConfig
+from mummufs.control_verify import verify_handlers
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.engine.reaper import Reaper
 from mummufs.engine.service import Service, ServiceOptions
+from mummufs.mounting import common_options, tables_bytes_max
 from mummufs.pipes import Answer, PipeServer, pipe_of
 from mummufs.source.windows import WindowsSource
 from mummufs.status import common
-from mummufs.store.rangestore import TABLES_BYTES_MAX, RangeStore
+from mummufs.store.rangestore import RangeStore
 from mummufs.store.windowslock import WindowsStoreLock
 from mummufs.store.windowsos import WindowsOs, make_store_directory
 from mummufs.win32.api import Win32
@@ -37,10 +40,6 @@ from mummufs.win32.calls import real_win32
 
 LEAVE_S = 4.0
 """How long calls that are under way may go on once the mount is to end."""
-RESERVE_BYTES_MAX = 1 << 30
-RESERVE_SHARE = 0.05
-TABLES_SHARE = 8
-"""As for `mount`."""
 OPEN_MAX = 4096
 """Range files that are kept open: one that is open cannot be evicted, and is closed for that first."""
 SOURCE_READS = 16
@@ -108,7 +107,7 @@ def opened(config: MountConfig, win32: Win32, library: Library) -> Iterator[tupl
         store = None
         if config.store_dir is not None:
             store = stack.enter_context(_store(config, win32))
-        service = Service(source, _options(config, win32, store), store, store_dir=config.store_dir)
+        service = Service(source, _options(config, win32), store, store_dir=config.store_dir)
         session = Session(
             service.overlay,
             service.counters,
@@ -147,34 +146,19 @@ def _store(config: MountConfig, win32: Win32) -> Iterator[RangeStore]:
             stack.callback(fs.dispose)
             store = RangeStore(
                 fs,
-                lambda: lock.renew(directory),
+                lock.renew,
                 closer=Reaper("store closer").submit,
-                tables_bytes_max=min(TABLES_BYTES_MAX, config.store_bytes // TABLES_SHARE),
+                tables_bytes_max=tables_bytes_max(config),
             )
         except OSError as error:
             raise UsageError(f"the store {directory} cannot be used: {error.strerror}") from None
         yield store
 
 
-def _options(config: MountConfig, win32: Win32, store: RangeStore | None) -> ServiceOptions:
-    reserve = config.store_reserve_bytes
-    if reserve is None and config.store_dir is not None:
-        total = win32.space(os.fspath(config.store_dir)).total
-        reserve = int(min(RESERVE_BYTES_MAX, total * RESERVE_SHARE))
-    return ServiceOptions(
-        source_reads=config.source_reads or SOURCE_READS,
-        budget_bytes=config.store_bytes if store is not None else 0,
-        reserve_bytes=reserve or 0,
-        settle_s=config.settle_s,
-        policy=config.policy,
-        manifest=config.manifest,
-        source_timeout_s=config.source_timeout_s,
-        offline_reads=config.offline_reads,
-        verify_always=config.verify == "always",
-        open_max=OPEN_MAX,
-        write_budget_bytes=config.write_budget_bytes,
-        pipes=True,
-    )
+def _options(config: MountConfig, win32: Win32) -> ServiceOptions:
+    reads = config.source_reads or SOURCE_READS
+    common = common_options(config, reads, lambda: win32.space(os.fspath(config.store_dir or Path())).total)
+    return replace(common, open_max=OPEN_MAX, pipes=True)
 
 
 class Daemon:
@@ -198,7 +182,12 @@ class Daemon:
 
     async def main(self) -> None:
         """Serve until the mount is to end, and end it."""
-        control = PipeServer(self._pipe, {"status": self._status, "leave": self._leave})
+        handlers = {
+            "status": self._status,
+            "leave": self._leave,
+            **verify_handlers(self._service.background_scrub),
+        }
+        control = PipeServer(self._pipe, handlers)
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._service.run)

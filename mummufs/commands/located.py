@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.mountinfo import FSTYPE, PROBE_S, MountEntry, probe, read_mountinfo
+from mummufs.store.pins import PATTERN_CHARS_MAX
 
+PATHS_MAX = 256
 PATHS_BYTES_MAX = 48 << 10
-"""What a request has room for."""
+"""What a request has room for (`storecontrol`)."""
 POLL_S = 0.1
 
 
@@ -44,9 +46,20 @@ def located(words: Sequence[str]) -> Located:
         if mountpoint != first[1]:
             raise UsageError(f"'{first[0]}' and '{word}' are in different mounts: name them in a command each")
     paths = list(dict.fromkeys(path for _, _, path in found))
-    if sum(len(os.fsencode(path)) + 4 for path in paths) > PATHS_BYTES_MAX:
+    if len(paths) > PATHS_MAX or sum(len(os.fsencode(path)) + 4 for path in paths) > PATHS_BYTES_MAX:
         raise UsageError(f"{len(paths)} paths are too many at once: name a folder, or a pattern in quotes")
     return Located(first[1], paths)
+
+
+def checked_pattern(pattern: str) -> str:
+    """A pattern for the names of ranges, as it was given.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not 0 < len(pattern) <= PATTERN_CHARS_MAX:
+        raise UsageError(f"--ranges takes a pattern of 1 to {PATTERN_CHARS_MAX} characters, such as 'blk.0.*'")
+    return pattern
 
 
 def _located(word: str, entries: Sequence[MountEntry]) -> tuple[Path, str]:

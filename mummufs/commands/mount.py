@@ -9,8 +9,9 @@ from collections.abc import Callable
 import click
 
 from mummufs import config as configuration
+from mummufs.commands.mountoptions import mount_options
 from mummufs.commands.output import printable
-from mummufs.config import LOG_LEVELS, STORE_ENV, STORE_GB_ENV, MountConfig
+from mummufs.config import MountConfig
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.launch import mount_in_background, prepare
 from mummufs.options import OWN_OPTIONS
@@ -21,16 +22,7 @@ _EPILOG = "Options of -o, besides mount(8)'s: " + ", ".join(
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("source")
-@click.argument("mountpoint")
-@click.option("--store", metavar="DIR", help=f"Directory for range files, on the NVMe. Default: ${STORE_ENV}.")
-@click.option("--store-size", metavar="SIZE", help=f"The store's budget, such as 64G. Default: ${STORE_GB_ENV} or 64G.")
-@click.option("--store-gb", metavar="N", help="The same in GiB.")
-@click.option("-o", "options", metavar="OPT,...", multiple=True, help="Mount options, as in an fstab line.")
-@click.option("--foreground", is_flag=True, help="Stay, and end with the mount.")
-@click.option("--log-file", metavar="FILE", help="Where the daemon logs.")
-@click.option("--log-level", metavar="LEVEL", help=f"One of {', '.join(LOG_LEVELS)}.")
-@click.option("--mount-timeout", metavar="TIME", help="How long to wait for the mount. Default: 60s.")
+@mount_options("${}", "Mount options, as in an fstab line.")
 @click.option("--ready-fd", type=click.IntRange(min=3), hidden=True)
 def mount(
     source: str,

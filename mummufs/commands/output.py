@@ -22,7 +22,7 @@ def tell_unreadable(found: Mapping[str, Any]) -> None:
     """Say on standard error which files a request has passed over."""
     if found["files_failed"]:
         click.echo(
-            f"{found['files_failed']} files could not be read, the last one: {printable(found['last_error'] or '')}",
+            f"{found['files_failed']} files were passed over, the last one: {printable(found['last_error'] or '')}",
             err=True,
         )
 

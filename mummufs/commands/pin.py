@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mummufs.commands.located import located, looked
+from mummufs.commands.located import checked_pattern, located, looked
 from mummufs.commands.output import print_json, print_table, tell_unreadable
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.units import format_size
@@ -33,7 +33,7 @@ def pin(paths: Sequence[str], pattern: str, as_list: bool, as_json: bool) -> Non
     if as_json:
         raise UsageError("--json goes with --list")
     found = located(paths)
-    done = looked(found.mountpoint, "pin", paths=found.paths, ranges=_checked(pattern))[0]
+    done = looked(found.mountpoint, "pin", paths=found.paths, ranges=checked_pattern(pattern))[0]
     line = f"pinned {_what(done)}"
     if done["absent_ranges"]:
         line += f"; {format_size(done['absent_bytes'])} of it are absent"
@@ -48,7 +48,7 @@ def pin(paths: Sequence[str], pattern: str, as_list: bool, as_json: bool) -> Non
 def unpin(paths: Sequence[str], pattern: str | None) -> None:
     """Let go of what is pinned of the files at PATH. It stays in the store until something hotter needs the room."""
     found = located(paths)
-    ranges = None if pattern is None else _checked(pattern)
+    ranges = None if pattern is None else checked_pattern(pattern)
     done = looked(found.mountpoint, "unpin", paths=found.paths, ranges=ranges)[0]
     click.echo(f"unpinned {_what(done)}")
 
@@ -60,7 +60,7 @@ def unpin(paths: Sequence[str], pattern: str | None) -> None:
 def evict(paths: Sequence[str], pattern: str, force: bool) -> None:
     """Drop the ranges of the files at PATH from the store: files, folders, or patterns in quotes."""
     found = located(paths)
-    done = looked(found.mountpoint, "evict", paths=found.paths, ranges=_checked(pattern), force=force)[0]
+    done = looked(found.mountpoint, "evict", paths=found.paths, ranges=checked_pattern(pattern), force=force)[0]
     click.echo(f"evicted {done['evicted_ranges']} ranges, {format_size(done['evicted_bytes'])}")
     if done["filling_ranges"]:
         click.echo(f"{done['filling_ranges']} ranges are just being filled, and stay")
@@ -108,9 +108,3 @@ def _pinned_of(one: dict[str, Any]) -> str:
 
 def _what(done: dict[str, Any]) -> str:
     return f"{done['ranges']} ranges of {done['files']} files, {format_size(done['bytes'])} of the budget"
-
-
-def _checked(pattern: str) -> str:
-    if not pattern:
-        raise UsageError("--ranges takes a pattern, such as 'blk.0.*'")
-    return pattern

@@ -19,6 +19,7 @@ from mummufs.commands.output import print_json, print_table, printable
 from mummufs.commands.ranges import read_table
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.core.ranges import FileId
+from mummufs.paths import existing_file
 from mummufs.profile import ProfileRange, is_profile, profile_lines, read_profile
 from mummufs.source.find import find_files
 from mummufs.source.tree import TreeSource
@@ -87,7 +88,7 @@ def load(mountpoint: str, file: str, as_json: bool) -> None:
     from mummufs import control
     from mummufs.engine.heatpages import PAGE_RANGES
 
-    wanted = read_profile(Path(file))
+    wanted = read_profile(existing_file("the profile", file))
     mount = _mount(mountpoint)
     rows: list[list[float]] = []
     skipped: list[_Skipped] = []
@@ -195,6 +196,8 @@ def _target(text: str) -> Path:
         raise UsageError(f"the profile '{path}' cannot be written: {error.strerror}") from None
     if not is_free:
         raise UsageError(f"'{path}' is there and is no profile: name another file")
+    if not path.parent.is_dir():
+        raise UsageError(f"the profile '{path}' cannot be written: there is no folder '{path.parent}'")
     return Path(os.path.realpath(path))
 
 

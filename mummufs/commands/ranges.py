@@ -8,49 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
-
-from mummufs.commands.output import print_json, print_table
+from mummufs.commands.showranges import ranges_command
 from mummufs.core.errors import ManifestError, MummufsError, UsageError
 from mummufs.core.manifest import TABLE_BYTES_MAX, RangeTable
 from mummufs.launch import child_environment
-from mummufs.units import format_size
 
 PARSE_S = 120.0
 """How long a header may take; the slow volume may have to spin up first."""
-
-SCHEMA = 1
-"""The version of the JSON form."""
-
-
-@click.command()
-@click.argument("file")
-@click.option("--manifest", metavar="FILE", help="A native manifest that names the ranges of FILE.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; its sizes are bytes.")
-def ranges(file: str, manifest: str | None, as_json: bool) -> None:
-    """Show the ranges recognised in FILE."""
-    table = read_table(Path(file), Path(manifest) if manifest else None)
-    windows = list(table) if table is not None else []
-    total = sum(window.size for window in windows)
-    if as_json:
-        print_json(
-            {
-                "schema": SCHEMA,
-                "file": file,
-                "size": table.file_size if table is not None else Path(file).stat().st_size,
-                "format": table.format if table is not None else None,
-                "bytes": total,
-                "ranges": [
-                    {"offset": w.offset, "length": w.size, "name": w.name, "kind": w.kind.name.lower()} for w in windows
-                ],
-            }
-        )
-    elif table is None:
-        click.echo("no ranges: no known format; the file is passed through")
-    else:
-        rows = [(str(w.offset), str(w.size), w.name, w.kind.name.lower()) for w in windows]
-        print_table(("offset", "length", "name", "kind"), rows, right=frozenset({"offset", "length"}))
-        click.echo(f"{len(rows)} ranges, {format_size(total)} of {format_size(table.file_size)} ({table.format})")
 
 
 def read_table(file: Path, manifest: Path | None) -> RangeTable | None:
@@ -117,3 +81,6 @@ def _open_directory(file: Path) -> int:
         return os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise UsageError(f"'{file.parent}' cannot be read: {error.strerror}") from error
+
+
+ranges = ranges_command(read_table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from mummufs.commands.located import Located, located
+from mummufs.commands.located import Located, checked_pattern, located
 from mummufs.commands.output import print_json, printable
-from mummufs.core.errors import MummufsError, UsageError
+from mummufs.core.errors import MummufsError
+from mummufs.paths import existing_file
+from mummufs.profile import ProfileRange, hottest_first, read_profile
 from mummufs.units import format_size
 
 POLL_S = 0.2
@@ -28,7 +31,7 @@ REASONS = {
         "there is no room: what is in the store is pinned, asked for too, or of a model that was read in the last ten"
         " minutes; `mummufs evict` or `unpin` what may go, or mount with a larger --store-size"
     ),
-    "write_budget": "the write budget of the day is used up",
+    "write_budget": "the write budget of the day is used up, or what is left of it is for what is hotter",
     "settling": "their files have only just changed, or are open for writing",
     "source": "the source failed, or the file changed meanwhile",
     "store": "the store is at fault, or its file system is full",
@@ -47,9 +50,8 @@ def warm(paths: Sequence[str], pattern: str, profile: str | None, background: bo
     """Bring the ranges of the files at PATH into the store: files, folders, or patterns in quotes."""
     from mummufs import control
 
-    if not pattern:
-        raise UsageError("--ranges takes a pattern, such as 'blk.0.*'")
-    hot = None if profile is None else _profile(Path(profile))
+    checked_pattern(pattern)
+    hot = None if profile is None else read_profile(existing_file("the profile", profile))
     found = located(paths)
     if stop:
         control.request(found.mountpoint, "warm_stop")
@@ -115,30 +117,21 @@ def _summary(ended: dict[str, Any]) -> Iterable[str]:
     for reason, tally in ended["declined"].items():
         yield f"{tally['ranges']} ranges, {format_size(tally['bytes'])}, are not: {REASONS.get(reason, reason)}"
     if ended["files_without_ranges"]:
-        yield f"{ended['files_without_ranges']} of {ended['files']} files have no such ranges, and are passed through"
+        yield f"{ended['files_without_ranges']} of {ended['files']} files have no range that is asked for"
     if ended["files_failed"]:
-        yield f"{ended['files_failed']} files could not be read, the last one: {printable(ended['last_error'] or '')}"
+        yield f"{ended['files_failed']} files were passed over, the last one: {printable(ended['last_error'] or '')}"
 
 
 # ---------------------------------------------------------------------- profiles
 
 
-def _profile(file: Path) -> list[tuple[bytes, int, int]]:
-    """The windows of a profile, the hottest first: path, offset and size."""
-    from mummufs.profile import hottest_first, read_profile
-
-    return [(r.path, r.offset, r.size) for r in hottest_first(read_profile(file))]
-
-
-def _start_by_profile(found: Located, hot: Sequence[tuple[bytes, int, int]], pattern: str) -> dict[str, Any]:
+def _start_by_profile(found: Located, hot: Sequence[ProfileRange], pattern: str) -> dict[str, Any]:
     """Name the windows of a profile that are meant and that the budget has room for, file by file, and begin."""
     from mummufs import control
-    from mummufs.engine.places import matches
 
-    wanted = [os.fsencode(path) for path in found.paths]
-    meant = {path: any(matches(one, path) for one in wanted) for path in {path for path, _, _ in hot}}
+    meant = _meant(found, hot, pattern)
     draft = control.request(found.mountpoint, "warm_windows", path="", windows=[])
-    chosen = choose((window for window in hot if meant[window[0]]), draft["room_bytes"])
+    chosen = choose(((r.path, r.offset, r.size) for r in meant), draft["room_bytes"])
     if not chosen:
         raise MummufsError("the profile has no range of these paths")
     for path, windows in chosen.items():
@@ -148,6 +141,53 @@ def _start_by_profile(found: Located, hot: Sequence[tuple[bytes, int, int]], pat
                 found.mountpoint, "warm_windows", draft=draft["draft"], path=os.fsdecode(path), windows=numbers
             )
     return control.request(found.mountpoint, "warm", draft=draft["draft"], ranges=pattern)
+
+
+def _meant(found: Located, hot: Sequence[ProfileRange], pattern: str) -> list[ProfileRange]:
+    """What of a profile is asked for and there: it alone is to share the room. The hottest come first."""
+    from mummufs.engine.places import matches
+    from mummufs.engine.selection import ALL
+
+    wanted = [os.fsencode(path) for path in found.paths]
+    by_file = dict[bytes, list[ProfileRange]]()
+    for r in hot:
+        by_file.setdefault(r.path, []).append(r)
+    meant, gone = list[ProfileRange](), 0
+    for path, ranges in by_file.items():
+        if any(matches(one, path) for one in wanted):
+            is_there = _is_as_in(found.mountpoint / os.fsdecode(path), ranges)
+            gone += not is_there
+            meant += ranges if is_there else ()
+    if gone:
+        click.echo(f"{gone} files of the profile are not in the mount, or have another size: left out", err=True)
+    return hottest_first(meant if pattern == ALL else _of_names(found.mountpoint, meant, pattern))
+
+
+def _is_as_in(path: Path, ranges: Sequence[ProfileRange]) -> bool:
+    """Whether a file of the mount has the size that it has in a profile."""
+    try:
+        return path.lstat().st_size == ranges[0].file_size
+    except OSError:
+        return False
+
+
+def _of_names(mountpoint: Path, ranges: Sequence[ProfileRange], pattern: str) -> Iterable[ProfileRange]:
+    """Those whose names match a pattern. A profile has no names: the files say them."""
+    from mummufs import control
+    from mummufs.commands.ranges import read_table
+    from mummufs.engine.selection import Selection
+
+    named = control.request(mountpoint, "status")["options"]["manifest"]
+    selection, manifest = Selection(pattern), Path(named) if named else None
+    for path, group in groupby(ranges, key=lambda r: r.path):
+        try:
+            table = read_table(mountpoint / os.fsdecode(path), manifest)
+        except MummufsError as error:
+            click.echo(f"{error}: left out", err=True)
+            continue
+        numbers = range(0 if table is None else len(table))
+        taken = {(table.starts[i], table.ends[i]) for i in numbers if table is not None and selection.takes(table, i)}
+        yield from (r for r in group if (r.offset, r.offset + r.size) in taken)
 
 
 def choose(hot: Iterable[tuple[bytes, int, int]], room_bytes: int) -> dict[bytes, list[tuple[int, int]]]:

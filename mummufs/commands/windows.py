@@ -1,4 +1,4 @@
-"""`mummufs` on Windows: mount, umount and status, over WinFsp and the control pipe."""
+"""`mummufs` on Windows: mount, umount, status, verify and ranges, over WinFsp and the control pipe."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PureWindowsPath
+from typing import Any
 
 import click
 
 from mummufs import config as configuration
 from mummufs import pipes, winpaths
+from mummufs.commands.mountoptions import mount_options
 from mummufs.commands.output import print_json, print_table, printable
+from mummufs.commands.showranges import ranges_command
 from mummufs.commands.status import ANSWER_S, Asked, _details, _row
-from mummufs.config import LOG_LEVELS, PASS_THROUGH_NOTE, STORE_ENV, STORE_GB_ENV, MountConfig
-from mummufs.core.errors import MummufsError, UsageError
+from mummufs.commands.verify import Ask, verify_command
+from mummufs.config import PASS_THROUGH_NOTE, MountConfig
+from mummufs.core.errors import ManifestError, MummufsError, UsageError
+from mummufs.core.manifest import RangeTable
 from mummufs.options import OWN_OPTIONS
+from mummufs.win32.api import Win32
 
 POLL_S = 0.1
 """How often it is looked whether a daemon is ready, or gone."""
@@ -30,16 +37,7 @@ _COLUMNS = ("mountpoint", "source", "state", "used", "budget", "ranges", "hits",
 
 
 @click.command(epilog="Options of -o: " + ", ".join(f"{name}={value}" for name, value in OWN_OPTIONS.items()))
-@click.argument("source")
-@click.argument("mountpoint")
-@click.option("--store", metavar="DIR", help=f"Directory for range files, on the NVMe. Default: %{STORE_ENV}%.")
-@click.option("--store-size", metavar="SIZE", help=f"The store's budget, as 64G. Default: %{STORE_GB_ENV}% or 64G.")
-@click.option("--store-gb", metavar="N", help="The same in GiB.")
-@click.option("-o", "options", metavar="OPT,...", multiple=True, help="More options.")
-@click.option("--foreground", is_flag=True, help="Stay, and end with the mount.")
-@click.option("--log-file", metavar="FILE", help="Where the daemon logs.")
-@click.option("--log-level", metavar="LEVEL", help=f"One of {', '.join(LOG_LEVELS)}.")
-@click.option("--mount-timeout", metavar="TIME", help="How long to wait for the mount. Default: 60s.")
+@mount_options("%{}%", "More options.")
 @click.option("--daemon", is_flag=True, hidden=True)
 def mount(
     source: str, mountpoint: str, options: tuple[str, ...], foreground: bool, daemon: bool, **overrides: str | None
@@ -100,14 +98,45 @@ def status(mountpoint: str | None, as_json: bool) -> None:
         print_table(_COLUMNS, [_row(a) for a in asked], right=frozenset(_COLUMNS[3:]))
 
 
-def ask(pipe: str, mountpoint: str, op: str) -> dict[str, object]:
+def _by_pipe(mountpoint: str) -> Ask:
+    return partial(ask, pipes.pipe_of(_absolute(mountpoint)), mountpoint)
+
+
+verify = verify_command(_by_pipe)
+
+
+def read_table(file: Path, manifest: Path | None, win32: Win32 | None = None) -> RangeTable | None:
+    """The range table of a file, read past the file cache: a mount may have it open so.
+
+    Raises:
+        UsageError: it is no regular file that can be read.
+        MummufsError: its header is not good, or could not be read in time.
+    """
+    from mummufs.engine.readtable import read_table
+    from mummufs.source.windows import WindowsSource
+    from mummufs.win32.calls import real_win32
+
+    path = PureWindowsPath(os.path.abspath(file) if os.name == "nt" else file)
+    try:
+        source = WindowsSource(str(path.parent), win32 or real_win32(), unbuffered=True)
+        return read_table(source, path.name.encode("utf-8", "surrogatepass"), manifest)
+    except OSError as error:
+        raise UsageError(f"'{file}' cannot be read: {error.strerror or error}") from None
+    except ManifestError as error:
+        raise MummufsError(f"'{file}' has no usable ranges: {error}") from None
+
+
+ranges = ranges_command(read_table)
+
+
+def ask(pipe: str, mountpoint: str, op: str, **arguments: object) -> dict[str, Any]:
     """Ask the daemon of a mount.
 
     Raises:
         MummufsError: there is none, or it does not answer.
     """
     try:
-        return pipes.request(pipe, op, timeout_s=ANSWER_S)
+        return pipes.request(pipe, op, timeout_s=ANSWER_S, **arguments)
     except (FileNotFoundError, ConnectionRefusedError):
         raise MummufsError(f"no mummufs is mounted at {mountpoint}: see `mummufs status`") from None
     except PermissionError:

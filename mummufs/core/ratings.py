@@ -40,8 +40,11 @@ FILES_MAX = 16_384
 """Files whose pack is remembered; the one opened longest ago is forgotten first."""
 STRANGERS = b""
 """The name of the pack of files whose pack is not known."""
-_WHOLE = 1.0 - 1e-9
-"""Pieces of a pass add up to one but for rounding."""
+REST = 1 / 8
+DONE = 1 - REST
+"""A pass is as good as over when so much of a window was read: a page that two windows share is read once for both."""
+PASS_BYTES = 64 << 20
+"""The small rest of a pass comes before so much was read of everything: requests run side by side, in any order."""
 BEFORE = 1 << 50
 """Touches of earlier mounts are this much older than those of this one. As a date it is exact."""
 
@@ -75,7 +78,7 @@ class Rating(Place):
         date: as the policy has it; COLD if it was never touched.
         recent, lasting: what a policy of two memories makes the date of.
         seq: the number of its last touch.
-        part: how much of the pass that is under way has been read: the pieces of a pass add up to one touch.
+        part: how much of its window the last pass has read; the pass is over at DONE, but for a small rest.
         read_at: the bytes that had been read of everything when its last pass began.
         again: whether that pass counts as activity of its pack: it came soon after another, or the range is well known.
     """
@@ -250,16 +253,18 @@ class Ratings:
         if rating.pack is not self._files.get(key.file, self._strangers):
             self._settle(rating)
         pack, part = rating.pack, rating.part
+        weight = size / key.size if size < key.size else 1.0
+        if part >= DONE and (weight > REST or self._read_bytes - rating.read_at > PASS_BYTES):
+            part = 0.0  # else it is the rest of the pass before
         if not part:
             soon = self._read_bytes - rating.read_at <= policy.again_bytes
             rating.again = soon or policy.heat(pack, rating.date) >= KNOWN
             rating.read_at = self._read_bytes
         self._read_bytes += size
         rating.seq = self._seq = pack.touched = self._seq + 1
-        weight = size / key.size if size < key.size else 1.0
         policy.touch(rating, size, weight, hit)
         part += weight
-        rating.part = part if part < _WHOLE else 0.0
+        rating.part = min(1.0, part)
         if rating.listed:
             pack.order.move(rating)
 
@@ -284,7 +289,9 @@ class Ratings:
         declined for ever; and one that was never touched as if it had been just now.
         """
         heat = self.heat(rating)
-        if rating.part or heat == COLD:
+        if heat == COLD:
+            heat = 0.0
+        elif 0.0 < rating.part < DONE:
             heat = log2_sum(heat, log2(1.0 - rating.part))
         return self._policy.admits(self._pack_of(rating.key), heat, victim)
 
@@ -348,7 +355,7 @@ class Ratings:
         unlisted = list(others)
         assert not any(r.listed or r.before or r.after for r in unlisted), "what may not be a victim is not listed"
         assert not any(ghost.listed for ghost in self._ghosts), "a ghost is not listed"
-        assert all(0.0 <= r.part < 1.0 for r in (*wanted, *islice(self._ghosts, 1000))), "a pass ends at one"
+        assert all(0.0 <= r.part <= 1.0 for r in (*wanted, *islice(self._ghosts, 1000))), "a pass ends at one"
         assert all(self._packs.get(pack.name) is pack for pack in self._files.values()), "a file's pack is one of ours"
         self._ghosts._check()
         assert len(self._packs) <= PACKS_MAX, "the number of packs is bounded"

@@ -270,17 +270,25 @@ def cycles(accesses: Iterable[Access]) -> dict[bytes, Cycle]:
     """
     read: dict[bytes, int] = {}
     marks: dict[bytes, dict[RangeKey, list[int]]] = {}
+    seen: dict[bytes, set[RangeKey]] = {}
     for key, pack, size, _ in accesses:
         at = read.get(pack, 0)
+        seen.setdefault(pack, set()).add(key)
         if size == 0 or 2 * size >= key.size:
             marks.setdefault(pack, {}).setdefault(key, []).append(at)
         read[pack] = at + (size or key.size)
-    return {pack: cycle for pack, of_pack in marks.items() if (cycle := _cycle(max(of_pack.values(), key=len)))}
+    found: dict[bytes, Cycle] = {}
+    for pack, of_pack in marks.items():
+        cycle = _cycle(max(of_pack.values(), key=len), sum(key.size for key in seen[pack]))
+        if cycle is not None:
+            found[pack] = cycle
+    return found
 
 
-def _cycle(marks: Sequence[int]) -> Cycle | None:
+def _cycle(marks: Sequence[int], bytes_max: int) -> Cycle | None:
+    """From the places of its marks in what was read of a pack. No more than there is of it is read for one token."""
     gaps = sorted(after - before for before, after in pairwise(marks))
     if not gaps:
         return None
     kept = gaps[: max(1, round(len(gaps) * (1 - PROMPT_SHARE)))]
-    return Cycle(sum(kept) // len(kept), len(marks))
+    return Cycle(min(bytes_max, sum(kept) // len(kept)), len(marks))

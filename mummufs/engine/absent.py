@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 
-from mummufs.source.base import Attributes, NewAttributes, Source, SourceFile, WritableFile
+from mummufs.source.base import Attributes, NewAttributes, Source, SourceFile, Wanted, WritableFile
 
 ABSENT_ERRNOS = frozenset(
     (
@@ -30,6 +31,13 @@ class AbsentFile:
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         return self._opened().read_into(buffer, offset)
+
+    @property
+    def reads_at_once(self) -> bool:
+        return self._file is not None and self._file.reads_at_once
+
+    def read_many(self, wanted: Sequence[Wanted]) -> list[int]:
+        return self._opened().read_many(wanted)
 
     def attributes(self) -> Attributes:
         try:

@@ -3,6 +3,10 @@
 What a reader waits for is read first and in one call of a worker thread, which announces each piece as it has it:
 going to a thread and back costs more than a piece that the source has in its cache. What nobody waits for is read
 piece by piece, each when its turn has come (`schedule`).
+
+A source that has several reads under way together is not asked piece by piece: it would stand still between two of
+them. What readers wait for is one batch there, however many flights it is of, and the rest goes in batches of up to
+BATCH_BYTES, by turns as well.
 """
 
 from __future__ import annotations
@@ -16,15 +20,17 @@ import trio
 
 from mummufs.core.ranges import ByteRange, Version
 from mummufs.core.stats import Counters
-from mummufs.engine.flight import PIECE_MAX_BYTES, Flight, read_piece
+from mummufs.engine.flight import PIECE_MAX_BYTES, Flight, read_piece, read_pieces
 from mummufs.engine.schedule import Schedule
 from mummufs.engine.threads import Pools
-from mummufs.source.base import Attributes, SourceFile
+from mummufs.source.base import Attributes, SourceFile, Wanted
 from mummufs.source.local import refuse_written
 
 FOREGROUND_BYTES = 4 << 20
 """What a flight that a reader has started reads in one go, whether or not somebody still waits for it."""
-
+BATCH_BYTES = 32 << 20
+"""What has one turn at a source that reads several at once, and as much as one of its requests may be: 10 ms of an
+NVMe, 0.2 s of a spinning disk, which a reader may have to wait for."""
 
 PASS_PIECE_BYTES = 256 << 10
 """A read of a window that no flight brings counts as a piece of a pass over it if it is at least this large."""
@@ -37,6 +43,10 @@ class _Piece(NamedTuple):
 
     part: ByteRange
     hints: Sequence[ByteRange]
+
+
+_Run = tuple[Flight, ByteRange]
+"""Bytes of a flight that are read without a break."""
 
 
 class Bringer:
@@ -53,15 +63,19 @@ class Bringer:
         self._counters = counters
         self._has_hints = hints
 
-    async def bring(self, flight: Flight, *, urgent: bool) -> Attributes:
+    async def bring(self, flights: Sequence[Flight], *, urgent: bool) -> Attributes:
         """Read what is missing; what the file is afterwards.
 
         Args:
+            flights: of one version of one file; several only where the source reads several at once.
             urgent: a reader waits, or would soon.
 
         Raises:
             OSError: the source's own, ESTALE where the file is of another version, EBUSY where it is being written.
         """
+        if flights[0].file.reads_at_once:
+            return await self._bring_together(flights, urgent=urgent)
+        (flight,) = flights
         pieces = self._pieces(flight)
         attributes = await self._read_foreground(flight, pieces) if urgent else None
         first = not urgent
@@ -88,10 +102,10 @@ class Bringer:
         window, first = flight.window, True
         for part in flight.pieces():
             hints = []
-            if self._has_hints:
+            if self._has_hints and first and window.size <= FOREGROUND_BYTES:
+                hints.append(window)  # in its order: to read the end first would cost the disks more than its start
+            elif self._has_hints:
                 hints.append(window.intersection(ByteRange(part.offset, part.size + PIECE_MAX_BYTES)))
-                if first and window.size <= FOREGROUND_BYTES:
-                    hints.append(ByteRange(window.offset, part.offset - window.offset))
             first = False
             yield _Piece(part, hints)
 
@@ -131,6 +145,34 @@ class Bringer:
             await self._schedule.read_in_turn(place, part.offset, go, call, lowest=flight.lowest)
         self._arrived(flight, part)
 
+    async def _bring_together(self, flights: Sequence[Flight], *, urgent: bool) -> Attributes:
+        """Read what is missing in batches, each of them under way at once: what readers wait for, then the rest."""
+        left = [flight.pieces() for flight in flights]
+        done, wanted = 0, urgent
+        while batch := _next_batch(flights, left, one_each=wanted):
+            await self._read_batch(batch, foreground=urgent and done < FOREGROUND_BYTES, first=not done)
+            done += sum(part.size for _, part in batch)
+            wanted = False
+        return await self._pools.metadata.run(_attributes, flights[0].file)
+
+    async def _read_batch(self, batch: Sequence[_Run], *, foreground: bool, first: bool) -> None:
+        """Read these at once: now where somebody waits for one of them; else when their turn has come."""
+        flight, part = batch[0]
+        wanted = [Wanted(part.offset, flight.piece(part)) for flight, part in batch]
+        call = partial(_read_first_batch if first else read_pieces, flight.file, flight.version, wanted)
+        counters = self._counters.source_reads
+        counters.count += len(batch)
+        if foreground or any(flight.is_waited_for for flight, _ in batch):
+            await self._schedule.read(call)
+        else:
+            counters.background += len(batch)
+            go = flight.turn()
+            for other, _ in batch:
+                other.go = go  # whoever comes for any of them
+            await self._schedule.read_in_turn(flight.keys[0].file, part.offset, go, call, lowest=flight.lowest)
+        for flight, part in batch:
+            self._arrived(flight, part)
+
     def _arrived(self, flight: Flight, part: ByteRange) -> None:
         self._counters.source_reads.bytes += part.size
         flight.arrived(part)
@@ -155,6 +197,35 @@ def _read_first_piece(
     """As `read_piece`, unless somebody has the file open for writing (EBUSY)."""
     refuse_written(file)
     read_piece(file, version, buffer, offset, hints)
+
+
+def _next_batch(flights: Sequence[Flight], left: Sequence[Iterator[ByteRange]], *, one_each: bool) -> list[_Run]:
+    """What is read next of these flights, of each whose pieces lie one behind the other in one run.
+
+    Args:
+        one_each: the next piece of each, and no more.
+    """
+    batch: list[_Run] = []
+    size = 0
+    for flight, pieces in zip(flights, left, strict=True):
+        while one_each or size < BATCH_BYTES:
+            part = next(pieces, None)
+            if part is None:
+                break
+            size += part.size
+            if batch and batch[-1][0] is flight and batch[-1][1].end == part.offset:
+                batch[-1] = flight, ByteRange(batch[-1][1].offset, batch[-1][1].size + part.size)
+            else:
+                batch.append((flight, part))
+            if one_each:
+                break
+    return batch
+
+
+def _read_first_batch(file: SourceFile, version: Version, wanted: Sequence[Wanted]) -> None:
+    """As `read_pieces`, unless somebody has the file open for writing (EBUSY)."""
+    refuse_written(file)
+    read_pieces(file, version, wanted)
 
 
 def _attributes(file: SourceFile) -> Attributes:

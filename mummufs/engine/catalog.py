@@ -22,8 +22,8 @@ from mummufs.core.plan import is_wanted, window_key
 from mummufs.core.ranges import ByteRange, FileId, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
-from mummufs.engine.filler import MERGE_MAX_BYTES
 from mummufs.engine.gate import StoreLateError
+from mummufs.engine.merging import MERGE_MAX_BYTES
 from mummufs.engine.nodes import Node
 from mummufs.engine.threads import Pools
 from mummufs.source.base import SourceFile
@@ -72,7 +72,7 @@ class Catalog:
         self._early = Grazes()
         self._nursery: trio.Nursery | None = None
         self.known: Callable[[Node], None] | None = None
-        """Told when the windows of a version of a file have been found."""
+        """Told when the windows of a version of a file are known and may be in the store; more than once, maybe."""
         self.parsed = 0
         self.refused = 0
 
@@ -150,13 +150,13 @@ class Catalog:
             if len(self._without) > WITHOUT_MAX:
                 self._without.popitem(last=False)
         self.show(node)
-        if self.known is not None:
-            self.known(node)
 
     def show(self, node: Node) -> None:
-        """Give a node a view, if its windows are known and it is not being changed."""
+        """Give a node a view and tell that its windows are known, if they are and it is not being changed."""
         if self._views and node.ranges and not node.stale:
             node.view = self._cache.resident.view(node.file, node.version, node.ranges)
+        if self.known is not None and node.parsed == node.version and node.writing is None:
+            self.known(node)
 
     def passed_through(self, node: Node, offset: int, size: int) -> None:
         """A read went to the source because the table is not known yet."""

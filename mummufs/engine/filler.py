@@ -6,8 +6,9 @@ it, and when its bytes are whole they are written to the store by another thread
 
 Spinning disks decide how a flight reads. What a window of a few MiB costs is its seek, so it is read in one go, before
 anybody else gets the head; of a larger one that goes for the part that a reader waits for, and the rest lets others
-pass (`bringing`, `schedule`). Windows that are wanted at once and lie close together are one flight. And the disks are
-told what is likely to be read next (`core/around.py`).
+pass (`bringing`, `schedule`). Windows that are wanted at once and lie close together are one flight, and where the
+source reads several at once the flights that begin together are read together (`merging`). And the disks are told what
+is likely to be read next (`core/around.py`).
 
 A fill is counted in the index from `begin_fill` on, before a byte of its range file is written. If there is no room
 yet, victims are on their way out while the flight reads; if the room has not come some seconds after the last byte,
@@ -20,7 +21,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import trio
 
@@ -36,6 +38,7 @@ from mummufs.engine.evictor import Evictor
 from mummufs.engine.flight import Flight
 from mummufs.engine.gate import Gate
 from mummufs.engine.landing import Landing
+from mummufs.engine.merging import batches, merged
 from mummufs.engine.resident import Resident
 from mummufs.engine.schedule import Schedule
 from mummufs.engine.threads import Pools
@@ -51,10 +54,6 @@ FLIGHTS_MAX = 1024
 """Flights at once: enough that the bytes are the limit for a model of small tensors, some 250 KiB on average."""
 HINTING_MAX = 2
 """Threads that tell the source at once."""
-MERGE_GAP_BYTES = 1 << 20
-"""Windows closer than this are read together, and what lies between as well: it costs less than a seek."""
-MERGE_MAX_BYTES = 32 << 20
-"""The most that is read together."""
 log = logging.getLogger(__name__)
 
 
@@ -142,8 +141,9 @@ class Filler:
 
     @property
     def share_used(self) -> float | None:
-        """Which part of what disks were asked for besides was used lately; None where they are not asked."""
-        return None if self._around is None else self._around.share
+        """Which part of the blocks that disks were asked for was used; None where there are none."""
+        around = self._around
+        return around.used_bytes / around.asked_bytes if around and around.asked_bytes else None
 
     def offer_nowait(
         self,
@@ -163,7 +163,9 @@ class Filler:
             table: the file's windows, some of which may be worth to be read along.
         """
         accepted = self._accept((key,), version)
-        flight = self._take_off(accepted, version, file, first, reads=reads, urgent=True)
+        flight = self._prepare(accepted, version, file, first)
+        if flight is not None:
+            self._take_off({flight: accepted}, reads=reads, urgent=True)
         if flight is not None and reads and table is not None:
             self.read_along_nowait(key, flight.window, version, file, table, used=key.size)
         return flight
@@ -175,11 +177,36 @@ class Filler:
 
         Those that lie close together are read together; if they are `lowest`, after everything else.
         """
-        for near in _merged(keys):
+        flights: dict[Flight, dict[RangeKey, bool]] = {}
+        for near in merged(keys):
             accepted = self._accept(near, version)
-            for run in _merged(list(accepted)):  # again: one that was refused in the middle leaves a gap
+            for run in merged(list(accepted)):  # again: one that was refused in the middle leaves a gap
                 reserved = {key: accepted[key] for key in run}
-                self._take_off(reserved, version, file, None, reads=True, urgent=False, lowest=lowest)
+                flight = self._prepare(reserved, version, file, None, lowest=lowest)
+                if flight is not None:
+                    flights[flight] = reserved
+        for together in batches(flights) if file.reads_at_once else [[flight] for flight in flights]:
+            self._take_off({flight: flights[flight] for flight in together}, reads=True, urgent=False)
+
+    def offer_together_nowait(
+        self, keys: Sequence[RangeKey], version: Version, file: SourceFile, request: ByteRange
+    ) -> None:
+        """Start flights for ranges of one file that one reader wants, in the order of offsets, of a source that reads
+        several at once: all of them are read together.
+
+        Args:
+            request: what the reader wants, which is read first.
+        """
+        accepted = self._accept(keys, version)
+        flights: dict[Flight, dict[RangeKey, bool]] = {}
+        for run in merged(list(accepted)):
+            window = ByteRange(run[0].offset, run[-1].offset + run[-1].size - run[0].offset)
+            reserved = {key: accepted[key] for key in run}
+            flight = self._prepare(reserved, version, file, window.intersection(request))
+            if flight is not None:
+                flights[flight] = reserved
+        if flights:
+            self._take_off(flights, reads=True, urgent=True)
 
     def pass_hints(self, key: RangeKey, part: ByteRange) -> Sequence[ByteRange]:
         """What disks that spin are told before a reader reads a part of a missing window itself."""
@@ -228,18 +255,16 @@ class Filler:
                 size += key.size
         return accepted
 
-    def _take_off(
+    def _prepare(
         self,
         accepted: dict[RangeKey, bool],
         version: Version,
         file: SourceFile,
         first: ByteRange | None,
         *,
-        reads: bool,
-        urgent: bool,
         lowest: bool = False,
     ) -> Flight | None:
-        """Start one flight for these ranges; None where there are none, or no memory."""
+        """A flight for these ranges, which is to take off; None where there are none, or no memory."""
         if not accepted or self._nursery is None:
             return None
         try:
@@ -255,8 +280,15 @@ class Filler:
         self.in_flight_bytes += flight.window.size
         self.in_flight_bytes_max = max(self.in_flight_bytes_max, self.in_flight_bytes)
         self._counters.source_reads.merged += len(accepted) - 1
-        self._nursery.start_soon(self._fly, flight, accepted, reads, urgent)
         return flight
+
+    def _take_off(self, flights: dict[Flight, dict[RangeKey, bool]], *, reads: bool, urgent: bool) -> None:
+        """Start these flights, of one file, which are read together."""
+        assert self._nursery is not None, "none is prepared without"
+        bring: Callable[[], Awaitable[None]] = partial(self._bring, list(flights), reads=reads, urgent=urgent)
+        for flight, accepted in flights.items():
+            self._nursery.start_soon(self._fly, flight, accepted, bring)
+            bring = flight.wait_ended
 
     # ------------------------------------------------------------------ reading along
 
@@ -300,11 +332,12 @@ class Filler:
 
     # ------------------------------------------------------------------ flying
 
-    async def _fly(self, flight: Flight, accepted: dict[RangeKey, bool], reads: bool, urgent: bool) -> None:
+    async def _fly(self, flight: Flight, accepted: dict[RangeKey, bool], bring: Callable[[], Awaitable[None]]) -> None:
+        """See a flight land whose bytes `bring` brings, or waits for."""
         left = dict(accepted)
         key = flight.keys[0]
         try:
-            await self._bring(flight, reads=reads, urgent=urgent)
+            await bring()
             while left and not flight.failed:
                 key, reserved = next(iter(left.items()))
                 del left[key]
@@ -324,26 +357,32 @@ class Filler:
             landing, self._landing = self._landing, trio.Event()
             landing.set()
 
-    async def _bring(self, flight: Flight, *, reads: bool, urgent: bool) -> None:
-        """Read what nobody gives, until the windows are whole or the source fails."""
+    async def _bring(self, flights: Sequence[Flight], *, reads: bool, urgent: bool) -> None:
+        """Read what nobody gives, until the windows are whole or the source fails; then the flights have ended."""
+        file, version = flights[0].file, flights[0].version
+        error: OSError | None = OSError(errno.EIO, "it was given up")
         try:
             if not reads:
-                await flight.wait_given()
-                if flight.ended:
+                await flights[0].wait_given()
+                if flights[0].ended:
                     return
-            attributes = await self._bringer.bring(flight, urgent=urgent)
-            if flight.doomed:
-                flight.end(OSError(errno.EBUSY, "the file is written through the mount"))
-            elif attributes.version == flight.version:
-                flight.end(None)
+            attributes = await self._bringer.bring(flights, urgent=urgent)
+            if flights[0].doomed:  # then all of them are
+                error = OSError(errno.EBUSY, "the file is written through the mount")
+            elif attributes.version == version:
+                error = None
             else:
-                flight.end(OSError("the file changed meanwhile"))
+                error = OSError("the file changed meanwhile")
                 if self.noticed is not None:
-                    self.noticed(flight.file, attributes)
-        except OSError as error:
+                    self.noticed(file, attributes)
+        except OSError as failure:
             # The readers that still wait ask the source themselves, and count and report what it says.
-            self._counters.fills.unsettled += len(flight.keys) * (error.errno == errno.EBUSY)
-            flight.end(error)
+            error = failure
+            self._counters.fills.unsettled += sum(len(f.keys) for f in flights) * (failure.errno == errno.EBUSY)
+        finally:
+            for flight in flights:
+                if not flight.ended:
+                    flight.end(error)
 
     def settles_in_s(self, version: Version) -> float:
         """How long another change of the file might still not show in its attributes; not positive once it would.
@@ -351,17 +390,3 @@ class Filler:
         The ctime tells: it moves with every change, and unlike the mtime nobody can set it.
         """
         return (version.ctime_ns + self._settle_ns - self._wall_ns()) / 1e9
-
-
-def _merged(keys: Sequence[RangeKey]) -> list[list[RangeKey]]:
-    """Windows of one file, in the order of their offsets, in groups that are read together."""
-    groups: list[list[RangeKey]] = []
-    end = 0
-    for key in keys:
-        near = groups and key.offset - end < MERGE_GAP_BYTES
-        end = key.offset + key.size
-        if near and end - groups[-1][0].offset <= MERGE_MAX_BYTES:
-            groups[-1].append(key)
-        else:
-            groups.append([key])
-    return groups

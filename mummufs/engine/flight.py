@@ -19,7 +19,7 @@ from typing import Any, cast
 import trio
 
 from mummufs.core.ranges import ByteRange, RangeKey, Version
-from mummufs.source.base import SourceFile
+from mummufs.source.base import SourceFile, Wanted
 from mummufs.source.hints import will_need
 
 PIECE_MAX_BYTES = 4 << 20
@@ -230,10 +230,26 @@ def read_piece(
     """
     will_need(file, hints)
     n = file.read_into(buffer, offset)
+    _check_version(file, version)
+    _check_whole(n, Wanted(offset, buffer))
+
+
+def read_pieces(file: SourceFile, version: Version, wanted: Sequence[Wanted]) -> None:
+    """As `read_piece` for each of these places, by one call to the source."""
+    sizes = file.read_many(wanted)
+    _check_version(file, version)
+    for n, part in zip(sizes, wanted, strict=True):
+        _check_whole(n, part)
+
+
+def _check_version(file: SourceFile, version: Version) -> None:
     found = file.attributes().version
     if found.differs_in_contents(version):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
     if found != version:
         raise MovedOnError(errno.ESTALE, os.strerror(errno.ESTALE))
-    if n < len(buffer):
-        raise OSError(errno.EIO, f"the source gave {n} bytes in place of {len(buffer)} at offset {offset}")
+
+
+def _check_whole(n: int, part: Wanted) -> None:
+    if n < len(part.place):
+        raise OSError(errno.EIO, f"the source gave {n} bytes in place of {len(part.place)} at offset {part.offset}")

@@ -148,12 +148,14 @@ class HeatKeeper:
         """The heat file is good for nothing: keep it for whoever wants to know why, and go on without."""
         self.loaded = True
         self._counters.errors.store += 1
-        log.warning("the heat of the last mount is lost, it starts anew: %s", reason)
+        kept = ""
         if not self._gate.writes.is_open:
             try:
-                await self._gate.write(self._store.heat.set_aside)
+                name = await self._gate.write(self._store.heat.set_aside)
+                kept = f", and its file is called '{name}' now"
             except OSError as error:  # the next save takes its place
                 log.debug("the heat file cannot be set aside: %s", error)
+        log.warning("the heat of the last mount is lost, it starts anew%s: %s", kept, reason)
         self._count_overhead()
 
     # ------------------------------------------------------------------ saving

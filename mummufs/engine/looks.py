@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from mummufs.engine.absent import ABSENT_ERRNOS
 from mummufs.engine.nodes import Change, Node, change
-from mummufs.source.base import Attributes, Entry, Place, Source, SourceFile, SourceObject
+from mummufs.source.base import Attributes, Place, Source, SourceFile, SourceObject
 from mummufs.source.local import is_being_written
 
 Result = TypeVar("Result")
@@ -52,10 +52,6 @@ def look_again(source: Source, look: Callable[[], Attributes], path: bytes) -> t
         if error.errno in ABSENT_ERRNOS:
             raise
         return attributes, True
-
-
-def entries_of(source: Source, path: bytes) -> list[Entry]:
-    return list(source.entries(path))
 
 
 def attributes_of(file: SourceFile, node: Node) -> Attributes:

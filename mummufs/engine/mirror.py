@@ -16,6 +16,7 @@ from typing import TypeVar
 from mummufs.core.extents import FILE_END
 from mummufs.core.ranges import page_floor
 from mummufs.core.stats import Counters
+from mummufs.engine import calls
 from mummufs.engine.brackets import Bracketed, ForeignChangeError, Look
 from mummufs.engine.looks import on_object, place_of
 from mummufs.engine.nodes import Node
@@ -27,16 +28,13 @@ from mummufs.source.base import (
     Attributes,
     Creator,
     NewAttributes,
-    Place,
     Source,
-    SourceDirectory,
     SourceFile,
     SourceObject,
     WritableFile,
 )
 
 Result = TypeVar("Result")
-InDirectory = Callable[[SourceDirectory], None]
 
 
 class Mirror:
@@ -65,12 +63,12 @@ class Mirror:
             OSError: ESTALE where the name stands for another file or version by now: look it up again.
         """
         try:
-            handle = await self._overlay.open(node)
+            handle = await self._overlay.open(node, to_write=True)
         except PermissionError:  # a file that may be written and not be read
             writer = await self._pools.metadata.run(self._source.open_to_write, place_of(node))
             handle = self._overlay.adopt(node, writer)
         try:
-            await self._may_write(handle, partial(_reopen, self._source, handle.file, place_of(node)))
+            await self._may_write(handle, partial(calls.reopen, self._source, handle.file, place_of(node)))
             if truncate:
                 await self.set_attributes(node, NewAttributes(size=0), handle, drop_privileges=drop_privileges)
         except BaseException:
@@ -87,7 +85,7 @@ class Mirror:
             OSError: EEXIST where the name is taken.
         """
         self._overlay.check_files()
-        create = partial(_create, self._source, place_of(parent), name, mode, creator)
+        create = partial(calls.create, self._source, place_of(parent), name, mode, creator)
         file, writer, attributes = await self._pools.metadata.run(create)
         node = await self._overlay.found(parent, name, attributes)
         handle = self._overlay.adopt(node, file)
@@ -109,8 +107,11 @@ class Mirror:
             self.writes.end(handle.node, handle.file)
             raise
 
-    async def write(self, handle: Handle, offset: int, data: bytes) -> int:
+    async def write(self, handle: Handle, offset: int, data: bytes, *, drop_privileges: bool = False) -> int:
         """Write to an open file; the bytes written, fewer than all only where an error comes next.
+
+        Args:
+            drop_privileges: take setuid and setgid away: the kernel has not.
 
         Raises:
             OSError: EBADF where it is not open for writing, or the source's own.
@@ -123,7 +124,10 @@ class Mirror:
         try:
             async with node.writing.lock:
                 await self.writes.overlapped(node, offset, offset + len(data))
-                look, call = (writer.attributes,), partial(writer.write, data, offset)
+                look, call = (
+                    (writer.attributes,),
+                    partial(calls.write, writer, data, offset, drop_privileges=drop_privileges),
+                )
                 written = (await self.writes.bracketed(self._pools.source_writes, (node,), look, look, call)).value()
         finally:
             self.bytes_in_flight -= len(data)
@@ -224,10 +228,10 @@ class Mirror:
 
     # ------------------------------------------------------------------ names
 
-    async def make(self, parent: Node, name: bytes, make: InDirectory) -> Node:
+    async def make(self, parent: Node, name: bytes, make: calls.InDirectory) -> Node:
         """Have `make` create something under this name in the directory; its node."""
         path = _join(parent, name)
-        attributes = await self._pools.metadata.run(_made, self._source, place_of(parent), path, make)
+        attributes = await self._pools.metadata.run(calls.made, self._source, place_of(parent), path, make)
         return await self._overlay.found(parent, name, attributes)
 
     async def mkdir(self, parent: Node, name: bytes, mode: int, creator: Creator) -> Node:
@@ -244,7 +248,7 @@ class Mirror:
 
     async def link(self, node: Node, parent: Node, name: bytes) -> Node:
         """Give an object one more name."""
-        call = partial(_link, self._source, place_of(node), place_of(parent), name)
+        call = partial(calls.link, self._source, place_of(node), place_of(parent), name)
         path = _join(parent, name)
         await self._names(((node, node.path, path),), call)
         attributes = await self._pools.metadata.run(self._source.stat, path)
@@ -253,13 +257,13 @@ class Mirror:
     async def unlink(self, parent: Node, name: bytes) -> None:
         """Remove the name of anything but a directory."""
         node = self._overlay.nodes.child(parent, name)
-        call = partial(_in_directory, self._source, place_of(parent), lambda directory: directory.unlink(name))
+        call = partial(calls.in_directory, self._source, place_of(parent), lambda directory: directory.unlink(name))
         await self._names(((node, _join(parent, name), _left_of(node, parent, name)),), call)
         self._overlay.nodes.unlinked(parent, name)
 
     async def rmdir(self, parent: Node, name: bytes) -> None:
         """Remove an empty directory."""
-        call = partial(_in_directory, self._source, place_of(parent), lambda directory: directory.rmdir(name))
+        call = partial(calls.in_directory, self._source, place_of(parent), lambda directory: directory.rmdir(name))
         await self._pools.metadata.run(call)
         self._overlay.nodes.unlinked(parent, name)
 
@@ -272,15 +276,17 @@ class Mirror:
         about: list[tuple[Node | None, bytes, bytes | None]] = [(moved, old, new)]
         if other is not moved:
             about.append((other, new, old if exchange else _left_of(other, to, new_name)))
-        call = partial(_rename, self._source, place_of(parent), name, place_of(to), new_name, flags)
+        call = partial(calls.rename, self._source, place_of(parent), name, place_of(to), new_name, flags)
         with self._overlay.moves.moving(moved, other):
             await self._names(about, call)
             nodes.renamed(parent, name, to, new_name, exchange=exchange)
 
     async def sync_directory(self, node: Node, *, data_only: bool) -> None:
         """fsync(2) of a directory."""
+        if node.unlinked:  # nothing of it is to come through a crash
+            return
         call = partial(
-            _in_directory, self._source, place_of(node), lambda directory: directory.sync(data_only=data_only)
+            calls.in_directory, self._source, place_of(node), lambda directory: directory.sync(data_only=data_only)
         )
         await self._pools.source_writes.run(call)
 
@@ -352,45 +358,3 @@ def _left_of(node: Node | None, parent: Node, name: bytes) -> bytes | None:
 
 def _gone() -> Attributes:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-
-
-def _create(
-    source: Source, parent: Place, name: bytes, mode: int, creator: Creator
-) -> tuple[SourceFile, WritableFile, Attributes]:
-    """A new file: to read, to write, and what it is."""
-    with contextlib.closing(source.directory(parent)) as directory:
-        writer = directory.create(name, mode, creator)
-    try:
-        return writer.to_read(), writer, writer.attributes()
-    except PermissionError:  # the mode lets its own creator write only
-        return writer, writer, writer.attributes()
-
-
-def _reopen(source: Source, file: SourceFile, place: Place) -> WritableFile:
-    """An open file, to be written: by its place, or by itself where that has gone."""
-    try:
-        return source.open_to_write(place)
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
-            raise
-        return file.to_write()
-
-
-def _in_directory(source: Source, place: Place, call: InDirectory) -> None:
-    with contextlib.closing(source.directory(place)) as directory:
-        call(directory)
-
-
-def _made(source: Source, parent: Place, path: bytes, make: InDirectory) -> Attributes:
-    _in_directory(source, parent, make)
-    return source.stat(path)
-
-
-def _link(source: Source, place: Place, parent: Place, name: bytes) -> None:
-    with contextlib.closing(source.object(place)) as target:
-        _in_directory(source, parent, lambda directory: directory.link(target, name))
-
-
-def _rename(source: Source, parent: Place, name: bytes, to: Place, new_name: bytes, flags: int) -> None:
-    with contextlib.closing(source.directory(parent)) as old, contextlib.closing(source.directory(to)) as new:
-        old.rename(name, new, new_name, flags)

@@ -85,8 +85,8 @@ class Node:
         refreshing: a look at its attributes is under way.
         view: what may be read of it without asking the engine; None where nothing may.
         writing: it is being changed through the mount, or its ranges are not believed again yet.
-        changes: goes up with every change through the mount. If there was one, a look that finds other contents may be
-            from before that. (A directory's: names that were removed from it, and renames.)
+        changes: goes up with every change of a file through the mount. If there was one, a look that finds other
+            contents may be from before that.
         unlinked: its last name was removed through the mount: by no path will it be found again.
         others: more names of it, as they were seen; the last seen is last. None where there are none.
     """
@@ -240,7 +240,6 @@ class NodeTable:
 
     def unlinked(self, parent: Node, name: bytes) -> None:
         """This name was removed."""
-        parent.changes += 1
         node = _take((parent, name))
         if node is not None:
             self._lose(node, (parent, name))
@@ -255,8 +254,6 @@ class NodeTable:
     def renamed(self, parent: Node, name: bytes, to: Node, new_name: bytes, *, exchange: bool = False) -> None:
         """A name was moved, in the place of what had the new one, or in exchange with it."""
         old, new = (parent, name), (to, new_name)
-        parent.changes += 1
-        to.changes += parent is not to
         moved, other = _at(old), _at(new)
         if moved is other:  # two names of one file, which stay
             return

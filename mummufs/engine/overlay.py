@@ -24,7 +24,8 @@ from mummufs.engine.absent import ABSENT_ERRNOS, AbsentFile
 from mummufs.engine.catalog import Catalog
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.flight import MovedOnError
-from mummufs.engine.looks import attributes_of, entries_of, look_again, may_be_late, on_object, open_again, place_of
+from mummufs.engine.listing import Listings
+from mummufs.engine.looks import attributes_of, look_again, may_be_late, on_object, open_again, place_of
 from mummufs.engine.moves import Moves
 from mummufs.engine.nodes import Node, NodeTable, refresh
 from mummufs.engine.reader import Reader
@@ -88,6 +89,7 @@ class Overlay:
         self._nodes: NodeTable | None = None
         self.moves = Moves()
         """Renames of directories through the mount."""
+        self.listings = Listings(source, pools, self._look)
         self._nursery: trio.Nursery | None = None
         self.writers = 0
         """Descriptors that are open for writing."""
@@ -186,9 +188,7 @@ class Overlay:
 
     async def entries(self, node: Node) -> list[Entry]:
         """A directory's entries, without "." and ".."; none of one that was removed."""
-        if node.unlinked:
-            return []
-        return await self._look(node, partial(entries_of, self._source))
+        return await self.listings.begin(node).all()
 
     async def readlink(self, node: Node) -> bytes:
         """What a symlink says."""
@@ -220,11 +220,12 @@ class Overlay:
 
     # ------------------------------------------------------------------ files
 
-    async def open(self, node: Node, *, by_backend: bool = True) -> Handle:
+    async def open(self, node: Node, *, by_backend: bool = True, to_write: bool = False) -> Handle:
         """Open a regular file for reading.
 
         Args:
             by_backend: the kernel learns of it, and may be told to drop the pages that it has.
+            to_write: it is about to be written, so its header is not looked at: that may set its atime.
 
         Raises:
             OSError: ESTALE where the name stands for another file or version by now: look it up again; EMFILE where
@@ -251,7 +252,7 @@ class Overlay:
             file = current
         handle = self._opened(node, file)
         node.keep_pages = not written and (by_backend or node.keep_pages)
-        if self._catalog is not None:
+        if self._catalog is not None and not to_write:
             try:
                 await self._catalog.opened(node, file)
             except BaseException:  # cancelled: nobody will close a handle that nobody has got

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
 
 import trio
 
 from mummufs.core.errors import ManifestError
 from mummufs.core.manifest import TABLE_BYTES_MAX, RangeTable
+from mummufs.engine.children import running_child
 from mummufs.engine.threads import Pools
 from mummufs.manifests.base import SNIFF_BYTES
 from mummufs.manifests.registry import may_have_manifest
@@ -21,17 +20,19 @@ CHILDREN_MAX = 2
 """Headers parsed at once: they are read from the slow disk."""
 PARSE_TIME_MAX_S = 600.0
 """After this long a child is killed. Its CPU time has a limit of its own; this is for a source that hangs."""
-KILLED_WAIT_S = 1.0
-"""How long a killed child is waited for."""
+ANSWER_BYTES_MAX = 1 + TABLE_BYTES_MAX
+"""A status byte and a table."""
 
 
-class ChildParser:
-    """Reads the manifest of an open file in a child process."""
+class HeaderParser(ABC):
+    """Reads the manifest of an open file in a child process. How the child gets the bytes is left to each class."""
 
     def __init__(self, source: Source, pools: Pools, manifest: Path | None = None) -> None:
         """Make a parser.
 
         Args:
+            source: where the file is.
+            pools: whose threads block.
             manifest: a native manifest given by an option, for the file that it names.
         """
         self._source = source
@@ -47,86 +48,61 @@ class ChildParser:
             OSError: the source failed.
         """
         async with self._places:
-            name = os.path.basename(path)
-            if not await self._pools.metadata.run(self._may_have_manifest, path, name, file):
+            if not await self._pools.metadata.run(self._may_have_manifest, path, file):
                 return None
-            directory = await self._pools.metadata.run(self._source.open_directory, os.path.dirname(path))
-            try:
-                return await self._ask_child(name, file, directory)
-            finally:
-                os.close(directory)
+            with trio.move_on_after(PARSE_TIME_MAX_S):
+                return _table(await self._ask_child(path, file))
+        raise ManifestError(f"parsing its header takes more than {PARSE_TIME_MAX_S:.0f} s")
 
-    def _may_have_manifest(self, path: bytes, name: bytes, file: SourceFile) -> bool:
+    def _may_have_manifest(self, path: bytes, file: SourceFile) -> bool:
+        if self._manifest is not None:
+            return True
+        directory, name = os.path.split(path)
         head = memoryview(bytearray(SNIFF_BYTES))
         size = file.read_into(head, 0)
-        beside = Beside(self._source, os.path.dirname(path))
-        return self._manifest is not None or may_have_manifest(name, bytes(head[:size]), beside)
+        return may_have_manifest(name, bytes(head[:size]), Beside(self._source, directory))
 
-    async def _ask_child(self, name: bytes, file: SourceFile, directory: int) -> RangeTable | None:
-        fds = [file.fileno(), directory]
-        manifest = -1
-        if self._manifest is not None:
-            manifest = os.open(self._manifest, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-            fds.append(manifest)
+    @abstractmethod
+    async def _ask_child(self, path: bytes, file: SourceFile) -> bytes:
+        """The child's answer, as `manifests.child` describes it: at most ANSWER_BYTES_MAX, nothing where it ended
+        without one.
+        """
+
+
+class ChildParser(HeaderParser):
+    """Hands the open file and its folder to the child."""
+
+    async def _ask_child(self, path: bytes, file: SourceFile) -> bytes:
+        directory, name = os.path.split(path)
+        fds = [await self._pools.metadata.run(self._source.open_directory, directory)]
         try:
-            answer = await _output(
-                [sys.executable, "-m", "mummufs.manifests.child", str(fds[0]), str(fds[1]), name.hex()]
-                + [str(fd) for fd in fds[2:]],
-                fds,
-            )
+            if self._manifest is not None:
+                fds.append(os.open(self._manifest, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)))
+            arguments = [str(file.fileno()), str(fds[0]), name.hex(), *map(str, fds[1:])]
+            inherited = [file.fileno(), *fds]
+            async with running_child("mummufs.manifests.child", *arguments, inherited_fds=inherited) as process:
+                assert process.stdout is not None
+                answer = bytearray()
+                async for chunk in process.stdout:
+                    answer += chunk
+                    if len(answer) > ANSWER_BYTES_MAX:
+                        raise ManifestError("its header names more ranges than a table may hold")
+                await process.wait()
+                return bytes(answer)
         finally:
-            if manifest >= 0:
-                os.close(manifest)
-        status, payload = answer[:1], answer[1:]
-        if status == b"N":
-            return None
-        if status == b"T":
-            return RangeTable.from_bytes(bytes(payload))
-        if status == b"E":
-            raise ManifestError(payload.decode("utf-8", "replace"))
-        raise ManifestError("the process that parses its header ended without an answer")
+            for fd in fds:
+                os.close(fd)
 
 
-async def _output(command: list[str], fds: list[int]) -> bytes:
-    """What a child process prints, within the limits of time and size."""
-    inherited: dict[str, Any] = {"pass_fds": fds}  # which Windows has not, and its types know nothing of
-    with trio.move_on_after(PARSE_TIME_MAX_S):
-        process = await trio.lowlevel.open_process(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=child_environment(),
-            cwd="/",
-            **inherited,
-        )
-        try:
-            assert process.stdout is not None
-            answer = bytearray()
-            async for chunk in process.stdout:
-                answer += chunk
-                if len(answer) > TABLE_BYTES_MAX + 1:
-                    raise ManifestError("its header names more ranges than a table may hold")
-            await process.wait()
-            return bytes(answer)
-        finally:
-            await end_child(process)
-    raise ManifestError(f"parsing its header takes more than {PARSE_TIME_MAX_S:.0f} s")
-
-
-async def end_child(process: trio.Process) -> None:
-    """Kill a child that has not ended. One that hangs in the kernel, in a read of the source, is not waited for."""
-    if process.returncode is None:
-        process.kill()
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + KILLED_WAIT_S):
-            await process.wait()
-
-
-def child_environment() -> dict[str, str]:
-    """The environment of a child: what it takes to find this package, from an empty environment too."""
-    package = Path(__file__).resolve().parents[2]
-    kept = {name: os.environ[name] for name in ("SYSTEMROOT",) if name in os.environ}  # Windows starts nothing without
-    return {"PATH": os.defpath, "PYTHONPATH": os.fspath(package), "PYTHONDONTWRITEBYTECODE": "1", **kept}
+def _table(answer: bytes) -> RangeTable | None:
+    status, payload = answer[:1], answer[1:]
+    if status == b"N":
+        return None
+    if status == b"T":
+        return RangeTable.from_bytes(payload)
+    if status == b"E":
+        raise ManifestError(payload.decode("utf-8", "replace"))
+    raise ManifestError("the process that parses its header ended without an answer")
 
 
 class Beside:

@@ -28,7 +28,7 @@ from mummufs.engine.cache import Cache
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Handle, Overlay
 from mummufs.engine.pinfile import PatternsByPath, PinFile
-from mummufs.engine.places import Places, Unreadable, matches, shown
+from mummufs.engine.places import BeingWrittenError, Places, Unreadable, matches, shown
 from mummufs.engine.selection import ALL, STEP, Selection
 from mummufs.engine.warmer import Warmer
 from mummufs.engine.warmprogress import Target
@@ -225,6 +225,8 @@ class Pins:
             try:
                 async with self._places.opened(path) as handle:
                     fresh = await self._windows(handle, patterns)
+            except BeingWrittenError:
+                return  # what is pinned of it stays so; the catalog tells when that is over
             except OSError as error:
                 log.warning("%r is pinned and cannot be opened: %s", shown(path), error)
                 if error.errno not in GONE:
@@ -258,7 +260,7 @@ class Pins:
                         fresh[path] = await self._windows(handle, [*self._pins.get(path, []), ranges])
             change.unreadable.check(paths)
             if not fresh:
-                raise MummufsError(f"no range of these {len(paths)} files has a name that matches '{ranges}'")
+                raise MummufsError(_nothing_pinned(len(paths), ranges, change.unreadable))
             self._check_room(fresh)
             pins = {path: list(patterns) for path, patterns in self._pins.items()}
             for path in fresh:
@@ -374,3 +376,11 @@ class Pins:
         except MummufsError as error:
             return f"they are not warmed, but filled when they are read: {error}"
         return ""
+
+
+def _nothing_pinned(files: int, ranges: str, unreadable: Unreadable) -> str:
+    """A sentence on files of which nothing can be pinned."""
+    said = f"no range of these {files} files has a name that matches '{ranges}'"
+    if ranges == ALL:
+        said = "none of these files has ranges: they are passed through"
+    return f"{said}; {unreadable.error}" if unreadable.files else said

@@ -8,89 +8,30 @@ one component each.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import trio
 
 from mummufs.core.errors import ManifestError
-from mummufs.core.manifest import TABLE_BYTES_MAX, RangeTable
-from mummufs.engine.parse import CHILDREN_MAX, PARSE_TIME_MAX_S, Beside, child_environment, end_child
-from mummufs.engine.threads import Pools
-from mummufs.manifests.base import SIDE_FILE_BYTES_MAX, SNIFF_BYTES
+from mummufs.engine.children import running_child
+from mummufs.engine.parse import ANSWER_BYTES_MAX, HeaderParser
+from mummufs.manifests.base import SIDE_FILE_BYTES_MAX
 from mummufs.manifests.pipechild import HEAD, LENGTH, LIMIT, READ, READ_BYTES_MAX
-from mummufs.manifests.registry import may_have_manifest
-from mummufs.source.base import Source, SourceFile
+from mummufs.source.base import SourceFile
 
-MESSAGE_BYTES_MAX = TABLE_BYTES_MAX + 1
 NAME_BYTES_MAX = 4096
 
 
-class PipeParser:
-    """Reads the manifest of an open file in a child process."""
+class PipeParser(HeaderParser):
+    """Answers what the child asks for."""
 
-    def __init__(self, source: Source, pools: Pools, manifest: Path | None = None) -> None:
-        """Make a parser.
-
-        Args:
-            manifest: a native manifest given by an option, for the file that it names.
-        """
-        self._source = source
-        self._pools = pools
-        self._manifest = manifest
-        self._places = trio.CapacityLimiter(CHILDREN_MAX)
-
-    async def parse(self, path: bytes, file: SourceFile) -> RangeTable | None:
-        """The windows of a file; None where no format recognises it.
-
-        Raises:
-            ManifestError: a format does, and its header is broken or absurd.
-            OSError: the source failed.
-        """
-        async with self._places:
-            size = await self._pools.metadata.run(self._size_if_promising, path, file)
-            if size is None:
-                return None
-            answer = await self._ask_child(path, file, size)
-        status, payload = answer[:1], answer[1:]
-        if status == b"N":
-            return None
-        if status == b"T":
-            return RangeTable.from_bytes(payload)
-        if status == b"E":
-            raise ManifestError(payload.decode("utf-8", "replace"))
-        raise ManifestError("the process that parses its header ended without an answer")
-
-    def _size_if_promising(self, path: bytes, file: SourceFile) -> int | None:
-        """The file's size, or None where no format can recognise it."""
-        head = memoryview(bytearray(SNIFF_BYTES))
-        n = file.read_into(head, 0)
-        beside = Beside(self._source, os.path.dirname(path))
-        if self._manifest is None and not may_have_manifest(os.path.basename(path), bytes(head[:n]), beside):
-            return None
-        return file.attributes().size
-
-    async def _ask_child(self, path: bytes, file: SourceFile, size: int) -> bytes:
-        name = os.path.basename(path)
-        with trio.move_on_after(PARSE_TIME_MAX_S):
-            process = await trio.lowlevel.open_process(
-                [sys.executable, "-m", "mummufs.manifests.pipechild", name.hex(), str(size)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=child_environment(),
-            )
+    async def _ask_child(self, path: bytes, file: SourceFile) -> bytes:
+        directory, name = os.path.split(path)
+        size = (await self._pools.metadata.run(file.attributes)).size
+        async with running_child("mummufs.manifests.pipechild", name.hex(), str(size), asks=True) as process:
             try:
-                return await self._serve(process, os.path.dirname(path), file)
+                return await self._serve(process, directory, file)
             except trio.BrokenResourceError:
                 return b""
-            finally:
-                await end_child(process)
-                for stream in (process.stdin, process.stdout):
-                    if stream is not None:
-                        await trio.aclose_forcefully(stream)
-        raise ManifestError(f"parsing its header takes more than {PARSE_TIME_MAX_S:.0f} s")
 
     async def _serve(self, process: trio.Process, directory: bytes, file: SourceFile) -> bytes:
         """Answer what the child asks for until it has answered; nothing where it has ended before."""
@@ -153,7 +94,7 @@ class _Messages:
         if not await self._has(HEAD.size):
             return None
         kind, length = HEAD.unpack_from(self._data)
-        if length > MESSAGE_BYTES_MAX:
+        if length > ANSWER_BYTES_MAX:
             raise ManifestError("its header names more ranges than a table may hold")
         if not await self._has(HEAD.size + length):
             return None

@@ -33,10 +33,19 @@ LINKS_MAX = 8
 """Symlinks that follow one another."""
 STEP = 256
 """Names looked at between two checkpoints."""
+SETTLE_WAIT_S = 30.0
+"""How long a file is waited for that was written through the mount a moment ago."""
 
 
 class NotThereError(MummufsError):
     """A path or a pattern means no file of the mount."""
+
+
+class BeingWrittenError(OSError):
+    """Somebody has the file open for writing, or it does not settle: which ranges it has is not known now."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EBUSY, os.strerror(errno.EBUSY))
 
 
 @dataclass
@@ -49,7 +58,7 @@ class Unreadable:
     def add(self, path: bytes, error: OSError) -> None:
         """One more."""
         self.files += 1
-        self.error = f"'{shown(path)}' cannot be read: {error.strerror or error}"
+        self.error = why_not(path, error)
 
     def check(self, paths: Sequence[bytes]) -> None:
         """Raise a MummufsError if these were all that were meant."""
@@ -88,6 +97,7 @@ class Places:
         """A file, open as long as this lasts; what ranges it has is known.
 
         Raises:
+            BeingWrittenError: it cannot be known.
             OSError: it is not there, no regular file, or the source's own.
         """
         node = self._overlay.nodes.root
@@ -100,6 +110,7 @@ class Places:
                 raise OSError(errno.EINVAL, "it is no regular file")
             handle = await self._overlay.open(node, by_backend=False)
             try:
+                await self._settled(handle)
                 await self._catalog.wait_parsed(handle.node)
                 yield handle
             finally:
@@ -107,6 +118,18 @@ class Places:
         finally:
             for node in reversed(trail):
                 self._overlay.let_go(node)
+
+    async def _settled(self, handle: Handle) -> None:
+        """Wait for a file that was written through the mount, unless somebody goes on writing it."""
+        node, writing = handle.node, handle.node.writing
+        if writing is None:
+            return
+        if not node.is_written:
+            with trio.move_on_after(SETTLE_WAIT_S):
+                await writing.over.wait()
+        if node.writing is not None:
+            raise BeingWrittenError
+        await self._catalog.opened(node, handle.file)  # its windows may be others now
 
     @contextlib.asynccontextmanager
     async def tried(self, path: bytes, unreadable: Unreadable) -> AsyncIterator[Handle | None]:
@@ -254,6 +277,13 @@ def matches(wanted: bytes, path: bytes) -> bool:
 def join(folder: bytes, name: bytes) -> bytes:
     """The path of a name in a folder."""
     return folder + b"/" + name if folder else name
+
+
+def why_not(path: bytes, error: OSError) -> str:
+    """A sentence on a file that could not be opened."""
+    if isinstance(error, BeingWrittenError):
+        return f"'{shown(path)}' is being written, or was a moment ago: ask again when that is over"
+    return f"'{shown(path)}' cannot be read: {error.strerror or error}"
 
 
 def shown(path: bytes) -> str:

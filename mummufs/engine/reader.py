@@ -1,12 +1,9 @@
 """One read: plan it, run its segments, account for it.
 
-A plan's segments become *parts*, each filled into its place in one buffer:
-
-- HIT: from the range file, by a worker thread. Any fault there (gone, short, corrupt, unreadable) makes it a miss of
-  this very read: the entry is dropped once and the source answers.
-- MISS with a flight: wait for the flight to bring the bytes. A read that makes a window wanted starts the flight.
-- everything else: straight from the source, neighbouring segments in one read. A window that such a read covers whole
-  is given to a flight afterwards, so that it costs the source nothing more.
+A plan's segments become *parts* (`parts`), each filled into its place in one buffer: from the range file, by a worker
+thread; by waiting for a flight; or straight from the source, all parts in one call where it reads several at once. Any
+fault of a range file (gone, short, corrupt, unreadable) makes it a miss of this very read: the entry is dropped once
+and the source answers.
 """
 
 from __future__ import annotations
@@ -16,26 +13,25 @@ import errno
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 import trio
 
 from mummufs.core.errors import RangeFileError
-from mummufs.core.grazes import Grazes
-from mummufs.core.plan import ReadPlan, Segment, SegmentKind, is_wanted
+from mummufs.core.plan import ReadPlan, SegmentKind
 from mummufs.core.ranges import ByteRange, RangeKey, Version
 from mummufs.core.states import State
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
-from mummufs.engine.flight import Flight, FlightFailedError, MovedOnError, read_piece
+from mummufs.engine.flight import FlightFailedError, MovedOnError, read_piece, read_pieces
 from mummufs.engine.gate import StoreLateError
 from mummufs.engine.nodes import Node
+from mummufs.engine.parts import Part, Placing
 from mummufs.engine.resident import Resident
 from mummufs.engine.schedule import Schedule
 from mummufs.engine.threads import Pools
-from mummufs.source.base import SourceFile
+from mummufs.source.base import SourceFile, Wanted
 from mummufs.store.layout import charge_of
 from mummufs.store.storedrange import StoredRange
 
@@ -43,18 +39,6 @@ _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """What this process is short of, which says nothing of a range file."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Part:
-    """A run of the buffer and where it comes from: a range file, a flight, or (neither) the source."""
-
-    offset: int
-    end: int
-    segments: list[Segment]
-    hit: RangeKey | None = None
-    flight: Flight | None = None
-    gifts: list[Flight] = field(default_factory=list)
 
 
 class _Done(NamedTuple):
@@ -77,7 +61,7 @@ class Reader:
         self._pools = pools
         self._counters = counters
         self._cache = cache
-        self._grazes = Grazes()
+        self._placing = Placing()
         self._schedule = Schedule(pools) if cache is None else cache.filler.schedule
         self.scanning = cache is not None
         """Whether the store still has range files that the index does not know of: they are looked for by name."""
@@ -158,7 +142,7 @@ class Reader:
         plan = cache.index.plan_read(node.file, version, node.ranges, offset, size)
         if self.scanning and await self._look_by_name(cache, plan):
             plan = cache.index.plan_read(node.file, version, node.ranges, offset, size)
-        parts = self._parts(cache, plan, file)
+        parts = self._placing.parts(cache, plan, file)
         if len(parts) == 1 and parts[0].hit is not None:
             whole = await self._from_store(cache, parts[0].hit, version, offset, size)
             if whole is not None:
@@ -173,62 +157,22 @@ class Reader:
                 return _Done(bytes(brought), kinds)
             parts[0].flight = None
         buffer = bytearray(size)
-        await _all([partial(self._run, cache, part, plan, file, memoryview(buffer), kinds) for part in parts])
+        runs, together = parts, list[Part]()
+        if file.reads_at_once:
+            runs = [part for part in parts if not part.is_of_source]
+            together = [part for part in parts if part.is_of_source]
+        calls: list[Callable[[], Awaitable[None]]] = [
+            partial(self._run, cache, part, plan, file, memoryview(buffer), kinds) for part in runs
+        ]
+        if together:
+            calls.append(partial(self._run_together, together, plan, file, memoryview(buffer), kinds))
+        await _all(calls)
         return _Done(buffer, kinds)
-
-    def _parts(self, cache: Cache, plan: ReadPlan, file: SourceFile) -> list[_Part]:
-        """Decide where each segment's bytes come from, start the flights, and count the touches."""
-        parts: list[_Part] = []
-        request = ByteRange(plan.offset, plan.size)
-        for segment in plan.segments:
-            part = _Part(segment.offset, segment.end, [segment])
-            if segment.kind is not SegmentKind.BYPASS:
-                key = plan.key(segment)
-                cache.index.touch(key, segment.size, hit=segment.kind is SegmentKind.HIT)
-                if cache.tracing.on:
-                    cache.tracing.touched(key, segment.size, hit=segment.kind is SegmentKind.HIT)
-                if cache.prefetch is not None:
-                    cache.prefetch.touched(plan, segment, file)
-                if segment.kind is SegmentKind.HIT:
-                    part.hit = key
-                else:
-                    self._place_miss(cache, plan, part, key, request, file)
-            last = parts[-1] if parts else None
-            if last is not None and not (last.hit or last.flight or part.hit or part.flight):
-                last.end = part.end
-                last.segments += part.segments
-                last.gifts += part.gifts
-            else:
-                parts.append(part)
-        return parts
-
-    def _place_miss(
-        self, cache: Cache, plan: ReadPlan, part: _Part, key: RangeKey, request: ByteRange, file: SourceFile
-    ) -> None:
-        """Join the flight for a missing window, or start one if this read makes it wanted."""
-        part.flight = cache.filler.flight(key, plan.version)
-        if part.flight is not None:
-            return
-        window = ByteRange(key.offset, key.size)
-        seen = window.intersection(request)
-        distinct = self._grazes.add(key, seen.offset, seen.end)
-        if not is_wanted(window, request, distinct):
-            return
-        covered = request.contains(window)
-        first = ByteRange(part.offset, part.end - part.offset)
-        flight = cache.filler.offer_nowait(key, plan.version, file, first, reads=not covered, table=plan.table)
-        if flight is None:
-            return
-        self._grazes.forget(key)
-        if covered:
-            part.gifts.append(flight)
-        else:
-            part.flight = flight
 
     async def _run(
         self,
         cache: Cache,
-        part: _Part,
+        part: Part,
         plan: ReadPlan,
         file: SourceFile,
         buffer: memoryview,
@@ -260,6 +204,22 @@ class Reader:
             raise
         for flight in part.gifts:
             flight.give(part.offset, place)
+
+    async def _run_together(
+        self,
+        parts: Sequence[Part],
+        plan: ReadPlan,
+        file: SourceFile,
+        buffer: memoryview,
+        kinds: list[tuple[SegmentKind, int]],
+    ) -> None:
+        """Fill the parts that come from the source by one call to it."""
+        kinds += [(segment.kind, segment.size) for part in parts for segment in part.segments]
+        at = plan.offset
+        wanted = [Wanted(part.offset, buffer[part.offset - at : part.end - at]) for part in parts]
+        self._counters.source_reads.count += len(wanted)
+        await self._schedule.read(read_pieces, file, plan.version, wanted)
+        self._counters.source_reads.bytes += sum(len(part.place) for part in wanted)
 
     async def _from_store(
         self, cache: Cache, key: RangeKey, version: Version, offset: int, size: int
@@ -337,7 +297,7 @@ def _read_now(file: SourceFile, offset: int, size: int) -> bytearray:
     return buffer
 
 
-def _read_along(cache: Cache, plan: ReadPlan, part: _Part, file: SourceFile) -> Sequence[ByteRange]:
+def _read_along(cache: Cache, plan: ReadPlan, part: Part, file: SourceFile) -> Sequence[ByteRange]:
     """A part is read from the source: who grazes a window is likely to go on into it. What it is told before."""
     missing = [segment for segment in part.segments if segment.kind is SegmentKind.MISS]
     if plan.table is None or not missing:

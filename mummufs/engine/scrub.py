@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import trio
 from xxhash import xxh3_128
 
-from mummufs.core.errors import RangeFileError
+from mummufs.core.errors import MummufsError, RangeFileError
 from mummufs.core.ranges import FileId, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
@@ -200,3 +202,48 @@ def _digest_of_source(source: Source, path: bytes, key: RangeKey, version: Versi
         return hasher.digest() if file.attributes().version == version else None
     finally:
         file.close()
+
+
+class BackgroundScrub:
+    """Runs a scrub that was asked for, and ends it when asked to."""
+
+    def __init__(self, scrub: Scrub, counters: Counters) -> None:
+        self.scrub = scrub
+        self._counters = counters
+        self._nursery: trio.Nursery | None = None
+        self._scope = trio.CancelScope()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Have a place for scrubs until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    def start_nowait(self, *, against_source: bool, sample: int | None, resume: bool, rate_bytes_per_s: float) -> None:
+        """Start one; see `Scrub.run`.
+
+        Raises:
+            MummufsError: there is one already.
+        """
+        if self.scrub.progress.running:
+            raise MummufsError("it is being verified already: `mummufs status` shows how far it is")
+        if self._nursery is None:
+            raise MummufsError("the mount has not begun to serve: ask again")
+        self.scrub.progress.running = True
+        self._scope = trio.CancelScope()
+        what: dict[str, Any] = {"against_source": against_source, "sample": sample, "resume": resume}
+        self._nursery.start_soon(self._run, partial(self.scrub.run, rate_bytes_per_s=rate_bytes_per_s, **what))
+
+    def stop(self) -> None:
+        """End the one that runs, if any; it keeps how far it has come."""
+        self._scope.cancel()
+
+    async def _run(self, scrub: Callable[[], Awaitable[None]]) -> None:
+        with self._scope:
+            try:
+                await scrub()
+            except Exception:  # a scrub must not end the mount
+                self._counters.errors.handler += 1
+                log.exception("the scrub failed on a fault of ours")
+            finally:
+                self.scrub.progress.running = False

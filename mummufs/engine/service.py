@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +19,7 @@ from mummufs.core.ranges import FileId, RangeKey, Version
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
 from mummufs.engine.catalog import Catalog, Parser
+from mummufs.engine.children import running_child
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.filler import Filler
 from mummufs.engine.gate import Gate
@@ -28,14 +27,14 @@ from mummufs.engine.heatkeeper import SAVE_S, HeatKeeper
 from mummufs.engine.mirror import Mirror
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Overlay
-from mummufs.engine.parse import ChildParser, child_environment, end_child
+from mummufs.engine.parse import ChildParser
 from mummufs.engine.pins import RECALL_S
 from mummufs.engine.pipeparse import PipeParser
 from mummufs.engine.placement import Placement
 from mummufs.engine.prefetch import Prefetcher
 from mummufs.engine.reader import Reader
 from mummufs.engine.resident import OPEN_MAX, Resident
-from mummufs.engine.scrub import Scrub
+from mummufs.engine.scrub import BackgroundScrub, Scrub
 from mummufs.engine.threads import Pools
 from mummufs.engine.tracing import Tracing
 from mummufs.engine.views import HitReports
@@ -141,6 +140,7 @@ class Service:
                 views=not options.verify_always,
             )
         self.scrub = None if self.cache is None else Scrub(source, self.cache, self.pools, self.counters)
+        self.background_scrub = None if self.scrub is None else BackgroundScrub(self.scrub, self.counters)
         self.reader = Reader(self.pools, self.counters, self.cache, verify_always=options.verify_always)
         self.overlay = Overlay(
             source,
@@ -208,6 +208,8 @@ class Service:
                     nursery.start_soon(self.cache.prefetch.run)
                 await nursery.start(self.catalog.run)
                 await nursery.start(self.placement.run)
+                if self.background_scrub is not None:
+                    await nursery.start(self.background_scrub.run)
                 nursery.start_soon(self._take_stock)
             task_status.started()
 
@@ -276,15 +278,7 @@ class Service:
 
     async def _scan(self, store_dir: Path) -> None:
         """Run the scan in a child process and take in what it finds."""
-        process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "mummufs.store.scan", str(store_dir)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=child_environment(),
-            cwd=os.sep,
-        )
-        try:
+        async with running_child("mummufs.store.scan", str(store_dir)) as process:
             assert process.stdout is not None
             rest, records = b"", Records()
             async for chunk in process.stdout:
@@ -296,8 +290,6 @@ class Service:
                     await trio.lowlevel.checkpoint()
             if await process.wait() != 0:
                 raise OSError("the process that scans the store ended early")
-        finally:
-            await end_child(process)
 
     def _restore(self, found: Iterable[tuple[RangeKey, Version]]) -> None:
         assert self.cache is not None

@@ -1,11 +1,11 @@
 """The warmer: brings ranges into the store that nobody has read yet, because somebody has asked for them.
 
 Theory of operation. One warm runs at a time; a few more wait (`jobs`). It goes through its files twice: first to count
-what is asked for, then to fill what is absent, in order of offset, in groups that are one pass of up to 32 MiB each.
-One pass is read at a time, so that the head does not go to and fro, and others are written meanwhile, IN_FLIGHT_BYTES
-in all. Its reads have the lowest turn of all (`schedule`), so a reader never waits for more than the piece of a few MiB
-that is being read. What is resident is passed over, so a warm that was stopped goes on where it was when it is asked
-for again.
+what is asked for, then to fill what is absent, in order of offset, in groups that are one pass of up to 32 MiB each, or
+one batch of passes where the source reads several at once (`merging`). One group is read at a time, so that the head
+does not go to and fro, and others are written meanwhile, IN_FLIGHT_BYTES in all. Its reads have the lowest turn of all
+(`schedule`), so a reader never waits for more than the piece of a few MiB, or the batch, that is being read. What is
+resident is passed over, so a warm that was stopped goes on where it was when it is asked for again.
 
 What a warm may take. It is a request, not a read: it gives a range no heat, and what it brings is the first to go
 again if nobody reads it. So it
@@ -38,13 +38,13 @@ from mummufs.core.ranges import RangeKey, Version
 from mummufs.core.states import DECLINED, Decision, State
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
-from mummufs.engine.filler import MERGE_GAP_BYTES, MERGE_MAX_BYTES
 from mummufs.engine.flight import Flight
 from mummufs.engine.jobs import Job, Jobs
 from mummufs.engine.lately import Lately
+from mummufs.engine.merging import BATCH_BYTES_MAX, BATCH_FLIGHTS_MAX, MERGE_GAP_BYTES, MERGE_MAX_BYTES
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Handle
-from mummufs.engine.places import Places, shown
+from mummufs.engine.places import Places, why_not
 from mummufs.engine.selection import Selection
 from mummufs.engine.warmprogress import Reason, Tally, Target, WarmProgress
 from mummufs.store.layout import charge_of
@@ -154,7 +154,7 @@ class _Warm:
                 return await do(target, handle)
         except OSError as error:
             self._progress.failed_files += 1
-            self._progress.error = f"'{shown(target.path)}' cannot be read: {error.strerror or error}"
+            self._progress.error = why_not(target.path, error)
             log.info("warm: %s", self._progress.error)
             return False
 
@@ -193,7 +193,7 @@ class _Warm:
             if self._index.is_resident(key, version):
                 self._is_there(key)
                 continue
-            if group and not _is_one_pass(group, key):
+            if group and not _are_read_together(group, key, at_once=handle.file.reads_at_once):
                 await self._bring(group, version, handle)
                 group = []
             group.append(key)
@@ -339,8 +339,11 @@ class _Warm:
         )
 
 
-def _is_one_pass(group: Sequence[RangeKey], key: RangeKey) -> bool:
-    """Whether the filler reads a range in one pass with these before it."""
+def _are_read_together(group: Sequence[RangeKey], key: RangeKey, *, at_once: bool) -> bool:
+    """Whether the filler reads a range in one pass with these before it, or in one batch where a source has such."""
+    if at_once:
+        size = sum(other.size for other in group) + key.size
+        return len(group) < BATCH_FLIGHTS_MAX and size <= BATCH_BYTES_MAX
     gap = key.offset - (group[-1].offset + group[-1].size)
     return gap < MERGE_GAP_BYTES and key.offset + key.size - group[0].offset <= MERGE_MAX_BYTES
 

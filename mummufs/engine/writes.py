@@ -73,6 +73,7 @@ class Writing:
         lock: held while a change is made.
         file, look: how to see its attributes once nobody changes it any more.
         settles: a task waits for that.
+        over: set when its ranges are believed again.
     """
 
     table: RangeTable | None
@@ -86,6 +87,7 @@ class Writing:
     file: SourceFile | None = None
     look: Look | None = None
     settles: bool = False
+    over: trio.Event = field(default_factory=trio.Event)
 
     @property
     def has_changed(self) -> bool:
@@ -290,6 +292,8 @@ class Writes:
 
     def _settled(self, node: Node, file: SourceFile | None) -> None:
         """Reads may be served from the store again, once the windows of the version are known."""
+        if node.writing is not None:
+            node.writing.over.set()
         node.writing = None
         if self._cache is not None:
             self._cache.filler.held.discard(node.file)

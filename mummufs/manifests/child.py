@@ -29,7 +29,6 @@ from mummufs.manifests.registry import read_manifest
 
 ADDRESS_SPACE_BYTES_MAX = 512 << 20
 CPU_S_MAX = 60
-NICENESS = 10
 REASON_CHARS_MAX = 1000
 
 STATUS_TABLE = b"T"
@@ -131,7 +130,6 @@ def _limit_resources() -> None:
         known = [x for x in (soft, hard, wanted) if x != resource.RLIM_INFINITY]
         resource.setrlimit(kind, (min(known), hard))
     signal.signal(signal.SIGXCPU, _out_of_time)
-    os.nice(NICENESS)
 
 
 def _out_of_time(_signal: int, _frame: FrameType | None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from mummufs.core.ranges import FileId, Version
+from mummufs.core.ranges import ByteRange, FileId, Version
 
 if sys.platform == "win32":
 
@@ -96,6 +96,17 @@ class Place(NamedTuple):
     file: FileId
 
 
+class Wanted(NamedTuple):
+    """Bytes that somebody wants: from which offset, and where to."""
+
+    offset: int
+    place: memoryview
+
+    @property
+    def range(self) -> ByteRange:
+        return ByteRange(self.offset, len(self.place))
+
+
 @dataclass(frozen=True, slots=True)
 class NewAttributes:
     """Attributes to be set; None leaves one as it is."""
@@ -147,6 +158,19 @@ class SourceObject(Protocol):
 class SourceFile(SourceObject, Protocol):
     """A regular file, open for reading."""
 
+    @property
+    def reads_at_once(self) -> bool:
+        """Whether `read_many` has its reads under way together: then whoever knows of several asks for them by one."""
+        ...
+
+    def read_many(self, wanted: Sequence[Wanted]) -> list[int]:
+        """As `read_into` for each of these; the bytes that each has got.
+
+        Raises:
+            OSError: one of the reads failed, and none is under way any more; what the places hold is not defined.
+        """
+        ...
+
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """Read until the buffer is full or the file ends, and return the bytes read.
 
@@ -166,6 +190,11 @@ class SourceFile(SourceObject, Protocol):
     def fileno(self) -> int:
         """A descriptor that a child process may inherit. Raises OSError where there is none."""
         ...
+
+
+def read_one_by_one(file: SourceFile, wanted: Sequence[Wanted]) -> list[int]:
+    """`SourceFile.read_many` of a file whose reads are not under way together."""
+    return [file.read_into(part.place, part.offset) for part in wanted]
 
 
 class WritableFile(SourceFile, Protocol):

@@ -6,15 +6,25 @@ O_PATH, which needs no permission on the object: calls that take none of those g
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from mummufs.core.ranges import FileId
-from mummufs.source.base import Attributes, Creator, NewAttributes, SourceDirectory, SourceFile, SourceObject
+from mummufs.source.base import (
+    Attributes,
+    Creator,
+    NewAttributes,
+    SourceDirectory,
+    SourceFile,
+    SourceObject,
+    Wanted,
+    read_one_by_one,
+)
 from mummufs.source.creating import creating_as
 
 Closer = Callable[[Callable[[], None]], None]
@@ -79,7 +89,9 @@ class TreeObject:
             _set_times(fd, new.atime_ns, new.mtime_ns)
 
     def drop_privileges(self) -> None:
-        _change_owner(self.fileno(), None, None)  # to nobody else, but the kernel takes the bits away all the same
+        # Not for a normal user's daemon, where it is somebody else's file: its own writes take them away there.
+        with contextlib.suppress(PermissionError):
+            _change_owner(self.fileno(), None, None)  # to nobody else, but the kernel takes the bits away all the same
 
     def getxattr(self, name: bytes) -> bytes:
         return os.getxattr(self._proc_path, name)
@@ -120,6 +132,11 @@ class TreeObject:
 
 class TreeFile(TreeObject):
     """A regular file of the tree."""
+
+    reads_at_once = False
+
+    def read_many(self, wanted: Sequence[Wanted]) -> list[int]:
+        return read_one_by_one(self, wanted)
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         done = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from mummufs.core.ranges import FileId
@@ -18,6 +18,8 @@ from mummufs.source.base import (
     SourceDirectory,
     SourceFile,
     SourceObject,
+    Wanted,
+    read_one_by_one,
 )
 
 if TYPE_CHECKING:
@@ -119,6 +121,11 @@ class MemoryObject:
 
 class MemoryFile(MemoryObject):
     """An open file of a memory source."""
+
+    reads_at_once = False
+
+    def read_many(self, wanted: Sequence[Wanted]) -> list[int]:
+        return read_one_by_one(self, wanted)
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         node = self.node

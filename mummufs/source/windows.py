@@ -22,8 +22,8 @@ from itertools import islice
 
 from mummufs.core.ranges import FileId
 from mummufs.core.unbuffered import reads_unbuffered
-from mummufs.source.base import Attributes, Entry, Place, StatVfs, stat_vfs
-from mummufs.source.unbuffered import Request, Wanted, read_planned
+from mummufs.source.base import Attributes, Entry, Place, StatVfs, Wanted, read_one_by_one, stat_vfs
+from mummufs.source.unbuffered import Request, read_planned
 from mummufs.source.windowschanges import WindowsDirectory, WindowsObject, WritableWindowsFile
 from mummufs.win32 import api
 from mummufs.win32.api import FileState, Win32
@@ -43,10 +43,13 @@ class WindowsFile(WindowsObject):
 
     def __init__(self, source: WindowsSource, path: bytes, handle: int) -> None:
         super().__init__(source, path, handle)
-        self._unbuffered = source.unbuffered
+        self.reads_at_once = source.unbuffered
+
+    def read_many(self, wanted: Sequence[Wanted]) -> list[int]:
+        return read_planned(self, wanted) if self.reads_at_once else read_one_by_one(self, wanted)
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
-        if self._unbuffered:
+        if self.reads_at_once:
             return read_planned(self, [Wanted(offset, buffer)])[0]
         done = 0
         while done < len(buffer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mummufs.source.base import (
@@ -16,6 +17,8 @@ from mummufs.source.base import (
     SourceDirectory,
     SourceFile,
     SourceObject,
+    Wanted,
+    read_one_by_one,
 )
 from mummufs.win32 import api
 
@@ -118,6 +121,11 @@ class WindowsObject:
 
 class WritableWindowsFile(WindowsObject):
     """A regular file, open for writing, through the file cache: what is written need not be aligned."""
+
+    reads_at_once = False
+
+    def read_many(self, wanted: Sequence[Wanted]) -> list[int]:
+        return read_one_by_one(self, wanted)
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         done = 0

@@ -44,7 +44,7 @@ from mummufs.core.ranges import FileId, RangeKey, page_ceil
 from mummufs.core.ratings import HeatRecord, PackRecord
 from mummufs.store.layout import HEAT_BAD_NAME, HEAT_NAME
 from mummufs.store.osfs import Os
-from mummufs.store.smallfile import read_whole
+from mummufs.store.smallfile import read_whole, set_aside
 
 HEAT_FORMAT_VERSION = 1
 RECORDS_MAX = 200_000
@@ -240,11 +240,12 @@ class HeatFile:
         except FileNotFoundError:
             return None
 
-    def set_aside(self) -> None:
-        """Give it the name of a bad one. One that had that name is gone."""
+    def set_aside(self) -> str:
+        """Give it the name of a bad one, and tell it. A file that had that name is gone."""
         with self._lock:
-            self._fs.rename(HEAT_NAME, HEAT_BAD_NAME)
+            name = set_aside(self._fs, HEAT_NAME, HEAT_BAD_NAME)
             self._sizes = {HEAT_NAME: 0, HEAT_BAD_NAME: self._sizes[HEAT_NAME]}
+        return name
 
     def save(self, packer: HeatPacker, packs: Sequence[PackRecord] = (), spent: Spent = NOTHING_SPENT) -> None:
         """Write it anew. On a failure the old one is still there."""

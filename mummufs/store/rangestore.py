@@ -47,7 +47,7 @@ from mummufs.store.layout import (
 )
 from mummufs.store.osfs import Os
 from mummufs.store.pins import PINS_ASIDE_NAME, PINS_BYTES_MAX, PINS_NAME
-from mummufs.store.smallfile import read_whole
+from mummufs.store.smallfile import read_whole, set_aside
 from mummufs.store.storedrange import Closer, StoredRange, at_once, write_all
 from mummufs.store.written import Purpose, Written
 
@@ -231,7 +231,7 @@ class RangeStore:
 
     def set_pins_aside(self) -> None:
         """Give a file of pins that cannot be read another name; one that was set aside before is lost."""
-        self._fs.rename(PINS_NAME, PINS_ASIDE_NAME)
+        set_aside(self._fs, PINS_NAME, PINS_ASIDE_NAME)
 
     # ------------------------------------------------------------------ probes
 

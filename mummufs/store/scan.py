@@ -24,7 +24,6 @@ from mummufs.win32.calls import real_win32
 RECORD = struct.Struct("<QQQQQqq")
 SHARED_MAX = 16_384
 """Files, versions and sizes that are remembered while a store is scanned, so that their ranges can share them."""
-_NICENESS = 10
 _DIR_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _FILE_FLAGS = os.O_RDONLY
 for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY"):  # which Windows has not; it scans by `scan_os`
@@ -147,11 +146,8 @@ def _header_os(fs: Os, path: str) -> RangeHeader | None:
 
 def main(directory: str) -> int:
     """Write the records of a store to standard output."""
-    found = scan(directory)
-    if os.open in os.supports_dir_fd:
-        getattr(os, "nice", int)(_NICENESS)
-    else:
-        found = scan_os(WindowsOs(directory, real_win32()))
+    by_directory_fd = os.open in os.supports_dir_fd
+    found = scan(directory) if by_directory_fd else scan_os(WindowsOs(directory, real_win32()))
     with open(1, "wb", buffering=_WRITE_BYTES, closefd=False) as out:  # a raw file may write less than it is given
         out.writelines(map(pack_record, found))
     return 0

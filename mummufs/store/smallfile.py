@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 from mummufs.core.errors import MummufsError
 from mummufs.store.osfs import Os
+
+ASIDE_MAX = 10
+"""Names that are tried for what is set aside."""
 
 
 def read_whole(fs: Os, name: str, size_max: int, wrong: type[MummufsError]) -> bytearray:
@@ -31,3 +37,27 @@ def read_whole(fs: Os, name: str, size_max: int, wrong: type[MummufsError]) -> b
         return data
     finally:
         fs.close(fd)
+
+
+def set_aside(fs: Os, name: str, aside: str) -> str:
+    """Give what bears one of our names and is none of ours another name. A file that was set aside before is lost.
+
+    Returns:
+        the name that it has now: `aside`, unless a directory has that.
+
+    Raises:
+        OSError: it keeps its name.
+    """
+    for number in range(1, ASIDE_MAX):
+        free = aside if number == 1 else f"{aside}.{number}"
+        try:
+            fs.rename(name, free)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR):
+                continue
+            if error.errno not in (errno.ENOTDIR, errno.EBUSY):  # the latter is what Windows makes of it
+                raise
+            fs.unlink(free)  # a directory bears our name, and takes no file's place
+            fs.rename(name, free)
+        return free
+    raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), aside)

@@ -130,7 +130,6 @@ NO_LANE_ROWS = tuple(
 BUSY_ROWS = tuple(
     replace(row, name=f"busy_{row.name}", title=f"while headers are parsed: {row.title}", variant=BUSY, wanted=0.8)
     for row in HEADLINE
-    if row.name in {"random_8m_x4_direct", "sequential_8m_buffered", "mmap_sequential", "random_4k_x8_direct"}
 )
 """Compared with themselves, on the same mount when it has nothing else to do."""
 

@@ -3,7 +3,7 @@ hot."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.bench.benchlib import drop_caches, pretouch
@@ -22,13 +22,16 @@ def prepare(data_bytes: int) -> None:
     pretouch(min(PRETOUCH_MARGIN_BYTES + data_bytes * 5 // 4, memory_available_bytes() // 2))
 
 
-def timed(
-    row: Row, path: Path, number: int, work: Path, meanwhile: AbstractContextManager[None] | None = None
-) -> Sample:
-    """Run a row's load over a file, in round `number`; within `meanwhile`, if given."""
+def timed(row: Row, path: Path, number: int, work: Path) -> Sample:
+    """Run a row's load over a file, in round `number`."""
     prepare(path.stat().st_size if row.load.cached else 0)
     if row.hot:
         read_through(path)
     limit_s = COLD_LIMIT_S if row.variant == COLD else LIMIT_S
-    with meanwhile or nullcontext():
-        return row.load.measure(Run(path, limit_s, seed=number + 1, work=work))
+    return row.load.measure(Run(path, limit_s, seed=number + 1, work=work))
+
+
+def total(samples: Sequence[Sample]) -> Sample:
+    """Runs of one load as one run."""
+    seconds = sum(sample.seconds for sample in samples)
+    return Sample(sum(sample.bytes for sample in samples), seconds, samples[0].command)

@@ -22,8 +22,9 @@ import click
 
 from mummufs.core.ranges import ByteRange
 from mummufs.core.unbuffered import plan_requests
+from mummufs.source.base import Wanted
 from mummufs.source.direct import DirectFile
-from mummufs.source.unbuffered import Request, Wanted, read_planned
+from mummufs.source.unbuffered import Request, read_planned
 
 WINDOW_BYTES = 544 << 10
 LAYER_WINDOWS = 128

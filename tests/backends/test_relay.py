@@ -279,3 +279,21 @@ def test_notifications_have_a_thread_of_their_own(monkeypatch: pytest.MonkeyPatc
 def test_a_notification_passes(between: Between) -> None:
     between.libfuse.send(wire.OUT_HEADER.pack(wire.OUT_HEADER.size + 5, 3, 0) + b"inode")
     assert between.devices[0].answer() == (0, 3, b"inode")
+
+
+@pytest.mark.parametrize(("offset", "passes"), [(-1, True), (0, False)])
+def test_what_is_told_of_attributes_alone_passes_before_the_reply_that_follows(offset: int, passes: bool) -> None:
+    """Its thread does not even run."""
+    between = Between()
+    told = wire.INVAL_INODE_OUT.pack(7, offset, 0)
+    try:
+        between.relay._notify = lambda: None  # type: ignore[method-assign]
+        between.relay.start()
+        header = wire.OUT_HEADER.pack(wire.OUT_HEADER.size + len(told), wire.NOTIFY_INVAL_INODE, 0)
+        between.libfuse.send(header + told)
+        between.forward(wire.GETATTR, 2)
+        between.reply(2, b"then")
+        expected = [(0, wire.NOTIFY_INVAL_INODE, told)] if passes else []
+        assert [between.devices[0].answer() for _ in range(1 + passes)] == [*expected, (2, 0, b"then")]
+    finally:
+        between.close()

@@ -175,9 +175,9 @@ def test_a_page_fits_a_request() -> None:
 
 def test_what_cannot_be_is_told(daemon: Daemon, tmp_path: Path) -> None:
     done = called("load", "/m", str(tmp_path / "none"))
-    assert done.exit_code == 1 and "cannot be read" in done.stderr
+    assert done.exit_code == 2 and "cannot be used: " in done.stderr
     done = called("save", "/m", str(tmp_path / "no" / "such" / "p"))
-    assert done.exit_code == 1 and "cannot be written" in done.stderr
+    assert done.exit_code == 2 and "there is no folder" in done.stderr
     (tmp_path / "p").write_text('{"mummufs_profile": 7}')
     assert called("save", "/m", str(tmp_path / "p")).exit_code == 0, "a profile is replaced by the next"
     (tmp_path / "model").write_bytes(b"weights")

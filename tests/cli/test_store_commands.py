@@ -13,11 +13,15 @@ from click.testing import CliRunner, Result
 from mummufs import control
 from mummufs.cli import cli
 from mummufs.commands import located as located_module
+from mummufs.commands.ranges import read_table
 from mummufs.commands.status import _readable
 from mummufs.commands.warm import REASONS, choose
 from mummufs.core.errors import MummufsError, UsageError
 from mummufs.mountinfo import MountEntry
 from mummufs.store.layout import charge_of
+from mummufs.store.pins import PATTERN_CHARS_MAX
+from mummufs.storecontrol import PATHS_MAX
+from tests.support.models import write_safetensors
 
 WARM = {
     "state": "ended",
@@ -158,6 +162,16 @@ def test_paths_of_two_mounts_are_refused(daemon: Daemon, mounted: Path, monkeypa
 def test_too_many_paths_are_refused(daemon: Daemon, mounted: Path) -> None:
     done = called("pin", *(mounted / f"{'x' * 200}{i}" for i in range(300)))
     assert (done.exit_code, sentence(done)[:30]) == (2, "300 paths are too many at once")
+    done = called("pin", *(mounted / str(i) for i in range(PATHS_MAX + 1)))
+    assert (done.exit_code, sentence(done)[:30]) == (2, "257 paths are too many at once")
+
+
+@pytest.mark.parametrize("pattern", ["", "x" * (PATTERN_CHARS_MAX + 1)])
+def test_what_is_no_pattern_is_refused(daemon: Daemon, mounted: Path, pattern: str) -> None:
+    for command in ("warm", "pin", "unpin", "evict"):
+        done = called(command, mounted, "--ranges", pattern)
+        assert done.exit_code == 2 and "--ranges takes a pattern of 1 to" in sentence(done)
+    assert daemon.asked == []
 
 
 def test_a_hung_mount_is_a_sentence(daemon: Daemon, mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +193,7 @@ def test_warm_says_how_it_went(daemon: Daemon, mounted: Path) -> None:
     assert done.stdout.splitlines() == [
         "4.0 MiB of 6.0 MiB are in the store: 4 of 6 ranges, 3.0 MiB of them new",
         f"2 ranges, 2.0 MiB, are not: {REASONS['budget']}",
-        "1 of 2 files have no such ranges, and are passed through",
+        "1 of 2 files have no range that is asked for",
     ]
     assert json.loads(called("warm", mounted, "--json").stdout) == {"schema": 1, **WARM}
 
@@ -225,6 +239,7 @@ def test_warm_by_a_profile(daemon: Daemon, mounted: Path, tmp_path: Path) -> Non
         [0, 4096, 9.0],
         {"end": 4},
     ]
+    os.truncate(mounted / "sub" / "model.gguf", 1 << 20)
     profile = tmp_path / "profile"
     profile.write_text("\n".join(map(json.dumps, lines)))
     daemon.answers = {
@@ -242,8 +257,36 @@ def test_warm_by_a_profile(daemon: Daemon, mounted: Path, tmp_path: Path) -> Non
     done = called("warm", mounted / "other", "--profile", profile)
     assert (done.exit_code, sentence(done)) == (1, "the profile has no range of these paths")
     done = called("warm", mounted, "--profile", tmp_path / "absent")
-    assert done.exit_code == 1
-    assert sentence(done).endswith("absent' cannot be read: No such file or directory")
+    assert done.exit_code == 2
+    assert sentence(done).endswith("absent' cannot be used: No such file or directory")
+
+
+def test_the_room_of_a_warm_by_a_profile_is_for_what_is_asked_for_and_there(
+    daemon: Daemon, mounted: Path, tmp_path: Path
+) -> None:
+    """Neither hotter ranges of other names take it, nor those of a file that is another one by now."""
+    model = mounted / "new.safetensors"
+    write_safetensors(model, experts=2)
+    table = read_table(model, None)
+    assert table is not None
+    windows = [(w.offset, w.size, w.name) for w in table]
+    experts = [(offset, size) for offset, size, name in windows if ".experts.1." in name]
+    lines: list[object] = [{"mummufs_profile": 1}, {"path": "sub/model.gguf", "size": 4096}, [0, 4096, 60.0]]
+    lines.append({"path": model.name, "size": model.stat().st_size})
+    lines += [[offset, size, 1.0 if (offset, size) in experts else 9.0] for offset, size, _ in windows]
+    profile = tmp_path / "profile"
+    profile.write_text("\n".join(map(json.dumps, [*lines, {"end": len(windows) + 1}])))
+    daemon.answers = {
+        "status": {"options": {"manifest": None}},
+        "warm_windows": {"draft": 2, "room_bytes": sum(charge_of(size) for _, size in experts)},
+        "warm": {"job": 5, "ahead": 0},
+        "warm_progress": WARM,
+    }
+    done = called("warm", mounted, "--profile", profile, "--ranges", "*.experts.1.*")
+    assert done.exit_code == 0
+    assert done.stderr == "1 files of the profile are not in the mount, or have another size: left out\n"
+    assert daemon.args("warm_windows")["windows"] == [number for window in experts for number in window]
+    assert daemon.args("warm") == {"draft": 2, "ranges": "*.experts.1.*"}
 
 
 def test_the_hottest_are_chosen_and_sorted() -> None:
@@ -402,7 +445,7 @@ def test_residency(daemon: Daemon, mounted: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(READ, "files_failed", 1)
     monkeypatch.setitem(READ, "last_error", "'d/a' cannot be read: Permission denied")
     told = called("residency", mounted, "--json")
-    assert told.stderr == "1 files could not be read, the last one: 'd/a' cannot be read: Permission denied\n"
+    assert told.stderr == "1 files were passed over, the last one: 'd/a' cannot be read: Permission denied\n"
     found = json.loads(told.stdout)
     assert found["files_failed"] == 1
     assert (found["schema"], found["files"], found["dense_bytes"]) == (1, 2, 4 * mib)

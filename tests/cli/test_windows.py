@@ -81,6 +81,11 @@ async def test_a_mount_from_its_first_call_to_its_last(
             assert isinstance(backend, dict) and backend["winfsp"] == "2.1" and backend["hits"] > 0
             with pytest.raises(MummufsError, match="does not know that request"):
                 await answers(pipe, "nonsense")
+            assert service.cache is not None
+            count = service.cache.index.statistics().resident
+            proved = await trio.to_thread.run_sync(CliRunner().invoke, windows.verify, ["M:", "--against-source"])
+            assert f"{count} ranges proved, 0 corrupt, 0 different" in proved.output and proved.exit_code == 0
+            assert count > 0
             await trio.to_thread.run_sync(windows.leave, pipe, "M:")
         assert volume.lib.host_mountpoint(volume.fs)[0] == "\0", "the drive is gone"
     assert ready == [{"ok": True}]
@@ -88,8 +93,8 @@ async def test_a_mount_from_its_first_call_to_its_last(
         windows.leave(pipe, "M:")
 
 
-def _take_at_once(self: WindowsStoreLock, directory: str, _: float) -> None:
-    _take(self, directory, 0.0)
+def _take_at_once(self: WindowsStoreLock, _: float) -> None:
+    _take(self, 0.0)
 
 
 _take = WindowsStoreLock._take
@@ -203,13 +208,27 @@ def _popen_of(script: Path, real: type) -> object:
     return popen
 
 
+def test_the_ranges_of_a_file(tmp_path: Path, win32: FakeWin32) -> None:
+    table = windows.read_table(Path("C:\\models\\m.gguf"), None, win32)
+    assert table is not None and table.format == "gguf"
+    assert table.file_size == (tmp_path / "c/models/m.gguf").stat().st_size
+    (tmp_path / "c/models/plain").write_bytes(b"no model")
+    (tmp_path / "c/models/broken.gguf").write_bytes(b"GGUF" + b"\xff" * 5000)
+    assert windows.read_table(Path("C:\\models\\plain"), None, win32) is None
+    with pytest.raises(MummufsError, match="has no usable ranges"):
+        windows.read_table(Path("C:\\models\\broken.gguf"), None, win32)
+    for path in ("C:\\models\\none", "C:\\models", "C:\\none\\none"):
+        with pytest.raises(UsageError, match="cannot be read"):
+            windows.read_table(Path(path), None, win32)
+
+
 # ---------------------------------------------------------------------- imports
 
 NOT_ON_WINDOWS = (
     *("backends.fuse", "mount", "mount_helper", "launch", "control", "store.lock"),
     *("source.tree", "source.descriptors", "source.creating", "source.devices", "source.direct"),
     *("manifests.child", "commands.mount", "commands.umount", "commands.install_helper", "commands.ranges"),
-    *("commands.verify", "commands.pin", "commands.profile", "commands.residency", "commands.simulate"),
+    *("commands.pin", "commands.profile", "commands.residency", "commands.simulate"),
     *("commands.trace", "commands.warm", "commands.located", "control_profile", "control_trace", "__main__"),
 )
 """Modules that are never imported on Windows."""

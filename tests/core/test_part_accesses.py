@@ -43,6 +43,26 @@ def test_a_part_weighs_less() -> None:
     assert cache.access(whole(0)) is Outcome.HIT
 
 
+def test_a_loop_in_pieces_keeps_a_stable_part_of_it() -> None:
+    """Requests run side by side, so the small rest of a window comes after those that follow; and the page that it
+    shares with its neighbour is read once for both. None of it is a pass of its own, nor makes the next one shorter."""
+    pages, windows, turns = 200, 60, 12
+    keys = [RangeKey(FileId(1, 1), number * pages << 12, pages << 12) for number in range(windows)]
+    cache = IndexCache(windows // 3 * pages << 12, "hotness")
+    late = 3
+    for turn in range(turns):
+        outcomes = []
+        for number in range(windows + late):
+            if number < windows:
+                outcomes.append(cache.access(Access(keys[number], b"a", 100 << 12)))
+                outcomes.append(cache.access(Access(keys[number], b"a", 81 << 12)))
+            if number >= late:
+                outcomes.append(cache.access(Access(keys[number - late], b"a", 18 << 12)))
+        if turn >= turns // 2:
+            assert outcomes.count(Outcome.FILLED) == 0, turn
+            assert outcomes.count(Outcome.HIT) == len(outcomes) // 3
+
+
 def test_the_cycle_of_a_pack_is_not_marked_by_parts() -> None:
     """A neighbour that is grazed twice for each token does not make half tokens."""
     token = [part(1, 4096, fills=False), whole(0), part(1, 4096, fills=False), part(2, 600 << 10)]

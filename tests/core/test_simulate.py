@@ -157,5 +157,11 @@ def test_a_cycle_is_one_tokens_bytes() -> None:
     assert cycles(stream)[b"b"] == (1000, 40)
 
 
+def test_a_token_reads_no_more_than_there_is() -> None:
+    """What comes out of order, or is read again at once, makes the bytes between two marks more than that."""
+    parts = [access(1, 3)._replace(size=1)] * 15
+    assert cycles([access(0, 10), *parts] * 6)[b"a"].cycle_bytes == 13
+
+
 def test_what_is_read_once_has_no_cycle() -> None:
     assert cycles(accesses_of([0, 1, 2])) == {}

@@ -241,7 +241,7 @@ class Engine:
             foreign: names in ranges/ that the test has put there.
         """
         self.index._check()
-        self.service.reader._grazes._check()
+        self.service.reader._placing.grazes._check()
         reads = self.counters.reads
         assert reads.hit_bytes + reads.miss_bytes + reads.bypass_bytes == reads.replied_bytes
         entries = self.index._entries.items()

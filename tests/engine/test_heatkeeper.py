@@ -252,6 +252,7 @@ async def test_a_bad_one_is_set_aside_with_one_warning(
         assert e.index.heat(record(1).key) == -inf
         assert (tmp_path / HEAT_BAD_NAME).read_bytes() == data
         assert [r.levelname for r in caplog.records if "heat" in r.message] == ["WARNING"]
+        assert "called 'heat.bad' now" in caplog.text
         handle = await e.open(b"model")
         await e.fill(handle, 0)
         await minute(e, mock_clock)

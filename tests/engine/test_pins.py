@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from mummufs.core.errors import MummufsError
 from mummufs.core.states import State
-from mummufs.engine.jobs import Job
+from mummufs.engine.jobs import Job, JobState
 from mummufs.engine.pins import LOAD_RETRY_S, PINNED_SHARE_MAX, PinChange, TooMuchPinnedError
 from mummufs.engine.placement import Evicted, Look, Residency
 from mummufs.source.memory import MemoryFile, MemorySource
@@ -19,6 +19,8 @@ from mummufs.store.layout import charge_of
 from mummufs.store.pins import PINS_ASIDE_NAME, PINS_NAME
 from tests.engine.harness import KIB, Engine, FakeParser, FaultyOs, contents, engine
 from tests.engine.test_warm import COUNT, DATA, WINDOW, budget_of, model, named_table, placement
+
+SETTLE_S = 5.0
 
 
 async def done(e: Engine, job: Job[Look]) -> Look:
@@ -309,4 +311,53 @@ async def test_a_file_that_cannot_be_opened_is_passed_over_and_told(
             await job.ended.wait()
             assert str(job.failure) == said
         assert e.overlay.open_files == 0
+        e.check()
+
+
+async def test_what_is_being_written_is_told_in_plain_words(tmp_path: Path) -> None:
+    source, parser = model()
+    async with engine(source, tmp_path, parser) as e:
+        node = (await e.open(b"model")).node
+        handle = await e.service.mirror.open(node, truncate=False, drop_privileges=False)
+        said = "'model' is being written, or was a moment ago: ask again when that is over"
+        asked = (
+            placement(e).pin_nowait([b"model"], "*"),
+            placement(e).residency_nowait([b"model"]),
+            placement(e).evict_nowait([b"model"], "*", force=False),
+            placement(e).warmer.find_and_warm_nowait([b"model"], "*"),
+        )
+        for job in asked:
+            await job.ended.wait()
+            assert str(job.failure) == said
+        source.write(b"notes", b"x")
+        with pytest.raises(MummufsError, match=f"none of these files has ranges: they are passed through; {said}"):
+            await pin(e, b"model", b"notes")
+        e.service.mirror.close(handle)
+        assert (await pin(e)).ranges == COUNT
+
+
+async def test_a_pin_outlives_what_is_written_through_the_mount(tmp_path: Path, mock_clock: MockClock) -> None:
+    """Also where the file is looked at before it has settled, and then not until it has."""
+    source, parser = model()
+    wall = [source.stat(b"model").ctime_ns + 10 * 10**9]
+    async with engine(source, tmp_path, parser, settle_s=SETTLE_S, wall_ns=lambda: wall[0]) as e:
+        await pin(e)
+        reader = await e.open(b"model")
+        handle = await e.service.mirror.open(reader.node, truncate=False, drop_privileges=False)
+        await e.service.mirror.write(handle, 0, b"new")
+        wall[0] = reader.node.version.ctime_ns
+        e.service.mirror.close(handle)
+        e.overlay.close(reader)
+        e.overlay.close(await e.open(b"model"))
+        assert placement(e).pins.asked_bytes == COUNT * charge_of(WINDOW)
+        more = placement(e).pin_nowait([b"model"], "blk.0.*")
+        await e.idle()
+        assert more.state is JobState.RUNNING, "it is known how long that takes"
+        wall[0] += int(SETTLE_S * 1e9)
+        mock_clock.jump(SETTLE_S)
+        change = await done(e, more)
+        assert isinstance(change, PinChange) and change.ranges == COUNT
+        assert await pinned(e) == list(range(COUNT))
+        await warmed(e)
+        assert await resident(e, b"model") == COUNT, "what was overlapped is brought again"
         e.check()

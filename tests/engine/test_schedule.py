@@ -10,11 +10,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from mummufs.core import around
+from mummufs.core.around import BLOCK_BYTES, SEEK_BYTES
 from mummufs.core.ranges import ByteRange, FileId, RangeKey
 from mummufs.engine import bringing, filler, flight
 from mummufs.engine.bringing import FOREGROUND_BYTES, PASS_PIECE_BYTES, PASS_WINDOW_BYTES
-from mummufs.engine.filler import MERGE_GAP_BYTES, MERGE_MAX_BYTES, _merged
 from mummufs.engine.flight import PIECE_MAX_BYTES
+from mummufs.engine.merging import MERGE_GAP_BYTES, MERGE_MAX_BYTES, merged
 from mummufs.engine.schedule import BACKGROUND_WAIT_S, LOWEST_WAIT_S, Schedule
 from mummufs.engine.threads import Pools
 from mummufs.source.memory import MemoryFile, MemorySource
@@ -195,13 +197,13 @@ def test_windows_close_together_are_one_group() -> None:
         return RangeKey(FILE, offset, size)
 
     near, far = key(2 * MIB + MERGE_GAP_BYTES - 1), key(2 * MIB + MERGE_GAP_BYTES)
-    assert _merged([key(0), near]) == [[key(0), near]]
-    assert _merged([key(0), far]) == [[key(0)], [far]]
-    assert _merged([]) == []
+    assert merged([key(0), near]) == [[key(0), near]]
+    assert merged([key(0), far]) == [[key(0)], [far]]
+    assert merged([]) == []
     many = [key(i * 2 * MIB) for i in range(40)]
-    assert [len(group) for group in _merged(many)] == [16, 16, 8]
+    assert [len(group) for group in merged(many)] == [16, 16, 8]
     large = key(4 * MIB, MERGE_MAX_BYTES)
-    assert _merged([key(2 * MIB), large]) == [[key(2 * MIB)], [large]], "a window may be larger than a group"
+    assert merged([key(2 * MIB), large]) == [[key(2 * MIB)], [large]], "a window may be larger than a group"
 
 
 async def test_early_reads_of_neighbours_are_one_pass(tmp_path: Path) -> None:
@@ -424,6 +426,7 @@ async def test_writing_range_files_holds_nobody_up(tmp_path: Path) -> None:
 async def test_the_source_is_told_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[ByteRange] = []
     monkeypatch.setattr(filler, "will_need", lambda _, runs: told.extend(runs))
+    monkeypatch.setattr(around, "PATIENCE", SEEK_BYTES / BLOCK_BYTES)  # the first seek is enough
     window, count = 256 * KIB, 8
     data = contents(count * window)
     table = make_table(len(data), [(i * window, window) for i in range(count)])
@@ -440,6 +443,7 @@ async def test_the_source_is_told_what_comes_next(tmp_path: Path, monkeypatch: p
         await e.read(handle, 2 * window - PAGE, 2 * PAGE)  # a graze of what is known already
         await e.fill(handle, 5)
         assert told == []
+        assert e.cache.filler.share_used == 1 / (count - 1), "one window of the rest of the block"
         e.check()
 
 
@@ -456,8 +460,7 @@ async def test_a_window_is_asked_for_whole_before_its_first_piece_is_read(
         told.clear()
         await e.read(handle, window + window // 2, PAGE)
         await e.idle()
-        half = ByteRange(window + window // 2, window // 2)
-        assert told[0] == (0, [half, ByteRange(window, window // 2)])
+        assert told[0] == (0, [ByteRange(window, window)]), "in its order, not from the middle"
         e.check()
 
 
@@ -500,6 +503,7 @@ async def test_what_is_in_the_store_is_not_asked_for(tmp_path: Path, monkeypatch
         await e.fill(await e.open(b"model"), 0, 3, 4)
     told: list[ByteRange] = []
     monkeypatch.setattr(filler, "will_need", lambda _, runs: told.extend(runs))
+    monkeypatch.setattr(around, "PATIENCE", SEEK_BYTES / BLOCK_BYTES)  # the first seek is enough
     async with engine(source, tmp_path, parser, read_around=True, scan=True) as e:
         handle = await e.open(b"model")
         await e.read(handle, 2 * window - PAGE, 2 * PAGE)  # it grazes the third window, and is likely to go on

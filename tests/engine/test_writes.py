@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -63,6 +64,22 @@ def resident(e: Engine, handle: Handle) -> list[int]:
     return sorted(keys)
 
 
+@contextlib.asynccontextmanager
+async def held_read(e: Engine, reader: Handle, offset: int, size: int) -> AsyncIterator[list[bytes]]:
+    """In the block a read is held in the source; what it gets is in the list after that."""
+    e.memory.hold_reads()
+    got: list[bytes] = []
+
+    async def read() -> None:
+        got.append(await e.read(reader, offset, size))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await e.wait_until(lambda: bool(e.memory.reads))
+        yield got
+        e.memory.release_reads()
+
+
 async def assert_right(e: Engine, handle: Handle, data: bytes, *, from_source: int) -> None:
     """Every byte is right, and so many of them are read from the source."""
     before = e.memory.read_bytes()
@@ -95,6 +112,37 @@ async def test_what_a_write_overlaps_is_dropped_and_the_rest_stays(tmp_path: Pat
         await assert_right(e, reader, new, from_source=0)
         again = await e.open(b"model")
         assert again.node is node, "it keeps its number"
+
+
+async def test_a_file_that_is_opened_to_be_written_is_not_looked_at(tmp_path: Path) -> None:
+    """A read of its header would set its atime, which may be what the writer has just put there."""
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser) as e:
+        handle = await writer(e, await e.overlay.look_up(e.overlay.nodes.root, b"model"))
+        await mirror(e).set_attributes(handle.node, NewAttributes(atime_ns=77), handle)
+        mirror(e).close(handle)
+        await e.idle()
+        assert parser.calls == [] and not source.reads
+        assert handle.node.attributes.atime_ns == 77
+        await filled(e)
+
+
+async def test_a_write_takes_setuid_and_setgid_away_where_the_kernel_does_not(tmp_path: Path) -> None:
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser) as e:
+        reader = await filled(e)
+        handle = await writer(e, reader.node)
+        for drops in (False, True):
+            await mirror(e).set_attributes(reader.node, NewAttributes(mode=0o6755), handle)
+            await mirror(e).write(handle, 0, b"new", drop_privileges=drops)
+            assert (
+                source.stat(b"model").mode & 0o7777
+                == (0o755 if drops else 0o6755)
+                == reader.node.attributes.mode & 0o7777
+            )
+        mirror(e).close(handle)
+        await e.idle()
+        assert resident(e, reader) == [1, 2, 3], "both changes are ours"
 
 
 async def test_the_next_mount_believes_what_was_stamped(tmp_path: Path) -> None:
@@ -169,18 +217,9 @@ async def test_a_flight_that_is_under_way_brings_nothing_into_the_store(tmp_path
     source, parser = source_and_parser()
     async with engine(source, tmp_path, parser) as e:
         reader = await e.open(b"model")
-        source.hold_reads()
-        got: list[bytes] = []
-
-        async def read() -> None:
-            got.append(await e.read(reader, 100, 100))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(read)
-            await e.wait_until(lambda: bool(source.reads))
+        async with held_read(e, reader, 100, 100) as got:
             handle = await writer(e, reader.node)
             await mirror(e).write(handle, 0, b"n" * 1000)
-            source.release_reads()
         await e.idle()
         assert got[0] in (OLD[100:200], b"n" * 100)
         assert e.index.statistics().resident == 0 and e.counters.fills.completed == 0
@@ -194,19 +233,10 @@ async def test_a_read_that_meets_a_write_is_done_again(tmp_path: Path) -> None:
     source = MemorySource({b"model": OLD})
     async with engine(source, tmp_path, FakeParser()) as e:
         reader = await e.open(b"model")
-        source.hold_reads()
-        got: list[bytes] = []
-
-        async def read() -> None:
-            got.append(await e.read(reader, 0, 100))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(read)
-            await e.wait_until(lambda: bool(source.reads))
+        async with held_read(e, reader, 0, 100) as got:
             handle = await writer(e, reader.node)
             await mirror(e).write(handle, 0, b"new")
             mirror(e).close(handle)
-            source.release_reads()
         assert got == [b"new" + OLD[3:100]] and not reader.node.stale
         assert e.counters.errors.stale == 0
 
@@ -581,6 +611,7 @@ async def test_a_directory_that_was_removed_is_empty_whoever_has_its_name(tmp_pa
         new = await m.mkdir(root, b"folder", 0o755, OURS)
         await m.mkdir(new, b"inside", 0o755, OURS)
         assert await e.overlay.entries(old) == [] and (await e.overlay.attributes(old)).nlink == 0
+        await m.sync_directory(old, data_only=False)
         with pytest.raises(FileNotFoundError):
             await e.overlay.look_up(old, b"inside")
         await m.rmdir(new, b"inside")

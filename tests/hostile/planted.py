@@ -26,6 +26,7 @@ from mummufs.engine.catalog import Catalog
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.filler import Filler
 from mummufs.engine.landing import Landing
+from mummufs.engine.listing import Listing
 from mummufs.engine.mirror import Mirror
 from mummufs.engine.overlay import Overlay
 from mummufs.engine.parse import ChildParser
@@ -39,9 +40,10 @@ KINDS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (RuntimeErr
 
 PLACES: dict[type, tuple[str, ...]] = {
     Overlay: (
-        *("look_up", "attributes", "entries", "readlink", "getxattr", "listxattr", "statfs", "open", "read"),
+        *("look_up", "attributes", "readlink", "getxattr", "listxattr", "statfs", "open", "read"),
         *("close", "forget"),
     ),
+    Listing: ("reach",),
     Mirror: (
         *("open", "create", "write", "sync", "flush", "set_attributes", "setxattr", "removexattr", "mkdir", "mknod"),
         *("symlink", "link", "unlink", "rmdir", "rename", "sync_directory"),

@@ -26,7 +26,7 @@ def test_what_is_warmed_is_read_from_the_store(tree: Path, store: Path) -> None:
     with FaultFs(tree) as under, Mounted(under.mountpoint, store=store) as m:
         done = run("warm", m.path("*"))
         assert f"are in the store: {2 * RANGES} of {2 * RANGES} ranges" in done.stdout
-        assert "3 of 5 files have no such ranges" in done.stdout
+        assert "3 of 5 files have no range that is asked for" in done.stdout
         assert m.status()["gauges"]["nodes"] == 1, "nothing is left of the search"
         under.reads(clear=True)
         read_all(m, expected)

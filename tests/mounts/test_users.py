@@ -130,6 +130,9 @@ def _turn_into_user(place: Path, *, user_allow_other: bool = False) -> tuple[Pat
     (source / "closed").write_text("secret")
     give(place, USER)
     (source / "closed").chmod(0)
+    for name in ("to write to", "to cut", "to empty"):
+        (source / f"root's, {name}").write_text("root's")
+        (source / f"root's, {name}").chmod(0o6777)
     become(USER)
     os.environ["XDG_RUNTIME_DIR"] = os.fspath(runtime)
     return source, mountpoint, runtime
@@ -186,6 +189,11 @@ def _writes(m: Mounted, source: Path) -> None:
         m.path("made").rename(m.path("ordinary"))
     assert (source / "ordinary").read_bytes() == b"x"
     m.path("ordinary").unlink()
+    with opened(m.path("root's, to write to"), os.O_WRONLY) as fd:  # he may set no modes there
+        os.write(fd, b"u")
+    os.truncate(m.path("root's, to cut"), 2)
+    m.path("root's, to empty").write_bytes(b"")
+    assert {oct(path.stat().st_mode & 0o7777) for path in source.glob("root's*")} == {"0o777"}
 
 
 def replaces_a_dead_mount(place: Path) -> None:

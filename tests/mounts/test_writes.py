@@ -23,6 +23,7 @@ from tests.support.waiting import wait_for
 GROUP, OTHER_GROUP = 23456, 34567
 USER = ("setpriv", "--reuid=12345", f"--regid={GROUP}", f"--groups={GROUP},{OTHER_GROUP}", "--")
 WINDOW = 200 * KIB
+FICLONE, FS_IOC_GETFLAGS = 0x40049409, 0x80086601
 
 
 @pytest.fixture
@@ -66,6 +67,32 @@ def test_every_change_is_what_it_is_in_the_source(place: Path, lane: str) -> Non
         ):
             assert change(mountpoint, steps, *user) == change(plain, steps, *user), steps
         assert change(source, "suid again") == change(plain, "suid again"), "it is in the source"
+
+
+PAST_THE_CACHE = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_WRONLY)
+os.setgroups([]), os.setgid(12345), os.setuid(12345)
+print(os.pwrite(fd, b"new", 1), oct(os.stat(sys.argv[1]).st_mode & 0o7777))
+"""
+"""Writes as a normal user, and looks at the mode."""
+
+
+@pytest.mark.mount
+@pytest.mark.parametrize("lane", ["auto", "off"])
+def test_a_write_past_the_page_cache_takes_setuid_and_setgid_away(place: Path, lane: str) -> None:
+    """There the kernel leaves it to us, whoever has opened the file, and has to hear of the mode that it has then."""
+    source, mountpoint = place / "source", place / "mnt"
+    for folder in (source, mountpoint):
+        folder.mkdir(mode=0o755)
+    (source / "f").write_bytes(b"old")
+    (source / "f").chmod(0o6777)
+    options = ("allow_other", "suid", "io=direct", "attr_timeout=60", f"lane={lane}")
+    with Mounted(source, mountpoint=mountpoint, options=options) as m:
+        assert oct(m.path("f").stat().st_mode & 0o7777) == "0o6777"
+        command = [sys.executable, "-S", "-I", "-c", PAST_THE_CACHE, os.fspath(m.path("f"))]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        assert (done.stdout, done.stderr) == ("3 0o777\n", "")
 
 
 def read_only(path: Path) -> int:
@@ -119,6 +146,9 @@ def test_what_is_local_and_what_is_refused(tree: Path) -> None:
                 changing.fallocate(fd, 1, 0, 100)
             with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
                 changing.fallocate(fd, 3, 0, 100)  # punch a hole
+            for request, code in ((FICLONE, errno.EOPNOTSUPP), (FS_IOC_GETFLAGS, errno.ENOTTY)):
+                with pytest.raises(OSError, match=os.strerror(code)):
+                    fcntl.ioctl(fd, request, fd)
             assert os.lseek(fd, 0, os.SEEK_DATA) == 0 and os.lseek(fd, 5, os.SEEK_HOLE) == 10_000
             fcntl.flock(fd, fcntl.LOCK_EX)
             with opened(tree / "f") as below, opened(m.path("f")) as beside:

@@ -1,4 +1,4 @@
-"""Both sources, each with a tree that a test can change: the contract suite runs on either."""
+"""The sources, each with a tree that a test can change: the contract suite runs on either."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.source.trees import DiskTree, MemoryTree, Tree
+from tests.source.trees import DirectTree, DiskTree, MemoryTree, Tree
 
 
 @pytest.fixture
@@ -19,9 +19,16 @@ def disk(tmp_path: Path) -> Iterator[DiskTree]:
     tree.source.close()
 
 
-@pytest.fixture(params=["disk", "memory"])
-def tree(request: pytest.FixtureRequest) -> Tree:
+@pytest.fixture(params=["disk", "memory", "direct"])
+def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tree]:
     if request.param == "memory":
-        return MemoryTree()
+        yield MemoryTree()
+        return
+    if request.param == "direct":
+        (tmp_path / "direct").mkdir()
+        direct = DirectTree(tmp_path / "direct")
+        yield direct
+        direct.source.close()
+        return
     disk: DiskTree = request.getfixturevalue("disk")
-    return disk
+    yield disk

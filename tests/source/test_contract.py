@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from mummufs.core.ranges import FileId
-from mummufs.source.base import SourceFile
+from mummufs.source.base import SourceFile, Wanted
 from tests.source.trees import Tree
 
 DATA = bytes(range(256)) * 40
@@ -257,3 +257,17 @@ def test_identities_are_numbers_of_64_bits(tree: Tree) -> None:
     identity = tree.source.stat(b"a").file
     assert isinstance(identity, FileId)
     assert all(0 <= number < 1 << 64 for number in identity)
+
+
+def test_many_reads_by_one_call(tree: Tree) -> None:
+    """In any order, overlapping, of any size, and beyond the end: each as if it were read by itself."""
+    tree.write(b"a", DATA)
+    file = tree.source.open(b"a")
+    spans = [(5000, 3000), (0, 1), (4096, 4096), (6000, 10), (len(DATA) - 7, 100), (len(DATA) + 9000, 5), (17, 0)]
+    wanted = [Wanted(offset, memoryview(bytearray(b"\xaa" * size))) for offset, size in spans]
+    got = file.read_many(wanted)
+    assert got == [len(DATA[offset : offset + size]) for offset, size in spans]
+    for (offset, size), part, n in zip(spans, wanted, got, strict=True):
+        assert part.place == DATA[offset : offset + size] + b"\xaa" * (size - n)
+    assert file.read_many([]) == []
+    file.close()

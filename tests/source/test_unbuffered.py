@@ -13,8 +13,9 @@ import pytest
 
 from mummufs.core.ranges import PAGE_SIZE
 from mummufs.core.unbuffered import GRAIN_BYTES, REQUEST_BYTES_MAX
-from mummufs.source.direct import DirectFile
-from mummufs.source.unbuffered import KEPT_BYTES, Device, Request, Wanted, read_planned
+from mummufs.source.base import Wanted
+from mummufs.source.direct import DirectFile, DirectTreeSource
+from mummufs.source.unbuffered import Buffers, Device, Request, read_planned
 
 MIB = 1 << 20
 DATA = random.Random(7).randbytes(3 * MIB + 12345)
@@ -89,7 +90,28 @@ def test_what_is_aligned_is_read_into_its_place() -> None:
     read = device.read_at_once
     device.read_at_once = lambda requests: [asked.extend(r.buffer for r in requests), read(requests)][1]  # type: ignore
     read_planned(device, [Wanted(4096, place)])
-    assert asked == [place] and asked[0] is place and place == DATA[4096 : 4096 + 2 * GRAIN_BYTES]
+    (buffer,) = asked
+    assert address(buffer) == address(place) and place == DATA[4096 : 4096 + 2 * GRAIN_BYTES]
+
+
+def address(place: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(place))
+
+
+@pytest.mark.parametrize("beyond", [PAGE_SIZE, GRAIN_BYTES - 1, 1])
+def test_a_large_place_is_read_into_up_to_its_last_grain(beyond: int) -> None:
+    device, place = Strict(), memoryview(mmap.mmap(-1, 2 * MIB + beyond))
+    assert read_planned(device, [Wanted(8192, place)]) == [len(place)]
+    assert place == DATA[8192 : 8192 + len(place)]
+    assert device.batches == [[(8192, 2 * MIB), (8192 + 2 * MIB, GRAIN_BYTES)]]
+
+
+def test_who_wants_the_same_bytes_gets_them_from_the_others_place() -> None:
+    device = Strict()
+    large, small = memoryview(mmap.mmap(-1, 2 * MIB)), memoryview(bytearray(10_000))
+    assert read_planned(device, [Wanted(MIB - 5000, small), Wanted(0, large)]) == [10_000, 2 * MIB]
+    assert large == DATA[: 2 * MIB] and small == DATA[MIB - 5000 : MIB + 5000]
+    assert device.batches == [[(0, 2 * MIB)]]
 
 
 def test_neighbours_are_one_request_and_others_are_in_flight_together() -> None:
@@ -107,9 +129,22 @@ def test_more_than_a_request_holds() -> None:
     assert device.batches == [[(0, REQUEST_BYTES_MAX), (REQUEST_BYTES_MAX, MIB)]]
 
 
-def test_a_buffer_of_the_thread_is_not_shared_by_two_requests() -> None:
+def test_buffers_are_lent_to_one_at_a_time_and_kept_within_a_limit() -> None:
+    buffers = Buffers(5 * MIB)
+    one, two, large = buffers.borrow(MIB - 5), buffers.borrow(MIB), buffers.borrow(3 * MIB)
+    assert one is not two and (len(one), len(two), len(large)) == (MIB, MIB, 4 * MIB)
+    buffers.give_back(large)
+    buffers.give_back(one)
+    buffers.give_back(two)
+    assert buffers.kept_bytes == 5 * MIB, "one is too many"
+    assert buffers.borrow(MIB) is one, "the smallest that will do"
+    assert buffers.borrow(MIB) is large
+    assert buffers.kept_bytes == 0
+
+
+def test_a_buffer_is_not_shared_by_two_requests() -> None:
     device = Strict()
-    size = KEPT_BYTES // 4
+    size = MIB
     wanted = [Wanted(1, memoryview(bytearray(1000))), Wanted(size + MIB + 1, memoryview(bytearray(1000)))]
     read_planned(device, wanted)
     assert [bytes(part.place) for part in wanted] == [DATA[part.offset : part.offset + 1000] for part in wanted]
@@ -131,3 +166,25 @@ def test_a_closed_file(tmp_path: Path) -> None:
     with pytest.raises(OSError) as caught:
         read_planned(direct, [Wanted(0, memoryview(bytearray(10)))])
     assert caught.value.errno == errno.EBADF
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_tree_past_the_page_cache_where_there_is_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    (tmp_path / "file").write_bytes(DATA)
+    if not direct:
+
+        def refuse(_fd: int) -> DirectFile:
+            raise OSError(errno.EINVAL, "for the test")
+
+        monkeypatch.setattr("mummufs.source.direct.DirectFile", refuse)
+    source = DirectTreeSource(tmp_path)
+    file = source.open(b"file")
+    places = [memoryview(bytearray(300)), memoryview(bytearray(70_000))]
+    assert file.reads_at_once is direct
+    assert file.read_many([Wanted(5, places[0]), Wanted(2 * MIB + 1, places[1])]) == [300, 70_000]
+    assert file.read_into(places[0], len(DATA) - 7) == 7 and places[0][:7] == DATA[-7:]
+    assert places[1] == DATA[2 * MIB + 1 : 2 * MIB + 70_001]
+    file.close()
+    source.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mummufs.source.base import Source
+from mummufs.source.direct import DirectTreeSource
 from mummufs.source.memory import MemorySource
 from mummufs.source.tree import TreeSource
 from mummufs.source.windows import WindowsSource
@@ -74,6 +75,14 @@ class DiskTree:
 
     def chmod(self, path: bytes, mode: int) -> None:
         os.chmod(self.path(path), mode)
+
+
+class DirectTree(DiskTree):
+    """A directory whose files are read past the page cache."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.source = DirectTreeSource(root)
 
 
 class MemoryTree:

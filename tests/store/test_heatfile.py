@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
 from math import inf
 from pathlib import Path
@@ -212,9 +213,15 @@ def test_a_bad_one_is_set_aside_and_at_most_one_is_kept(store: Store) -> None:
         assert fresh.heat.bytes == 4096, "it takes room, so it counts"
 
 
+@pytest.mark.parametrize("before", ["nothing", "file", "directory"])
 @pytest.mark.parametrize("kind", ["directory", "huge", "symlink"])
-def test_what_is_no_heat_file_is_refused(store: Store, kind: str) -> None:
+def test_what_is_no_heat_file_is_refused(store: Store, kind: str, before: str) -> None:
     path = store.directory / HEAT_NAME
+    bad = store.directory / HEAT_BAD_NAME
+    if before == "file":
+        bad.write_bytes(b"an earlier one")
+    elif before == "directory":
+        (bad / "full").mkdir(parents=True)
     if kind == "directory":
         path.mkdir()
     elif kind == "symlink":
@@ -225,7 +232,8 @@ def test_what_is_no_heat_file_is_refused(store: Store, kind: str) -> None:
             file.truncate(1 << 40)
     with pytest.raises((HeatFileError, OSError)):
         RangeStore(store.fs).heat.load()
-    store.store.heat.set_aside()
+    aside = f"{HEAT_BAD_NAME}.2" if before == "directory" else HEAT_BAD_NAME
+    assert store.store.heat.set_aside() == aside and os.path.lexists(store.directory / aside)
     store.store.heat.save(packer(RECORDS))
     assert store.store.heat.load() is not None
 

@@ -116,10 +116,13 @@ def test_the_store_keeps_it_and_sets_it_aside(tmp_path: Path) -> None:
     assert (tmp_path / PINS_ASIDE_NAME).stat().st_size == 3 << 20
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["", "beside a bad one"])
 @pytest.mark.parametrize("kind", ["directory", "symlink", "fifo"])
-def test_what_is_in_its_place_is_set_aside(tmp_path: Path, kind: str) -> None:
+def test_what_is_in_its_place_is_set_aside(tmp_path: Path, kind: str, before: bool) -> None:
     store = RangeStore(RealOs(tmp_path))
     path = tmp_path / PINS_NAME
+    if before:
+        (tmp_path / PINS_ASIDE_NAME).write_bytes(b"an earlier one")
     if kind == "directory":
         path.mkdir()
     elif kind == "symlink":

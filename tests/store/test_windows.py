@@ -164,7 +164,7 @@ def test_the_lock(tmp_path: Path) -> None:
     with pytest.raises(StoreBusyError, match=r"in use by a mount of process \d+"):
         WindowsStoreLock("C:\\", win32, wait_s=0)
     with pytest.raises(OSError, match="in use") as caught:
-        lock.renew("C:\\")
+        lock.renew()
     assert caught.value.errno == errno.EBUSY
     lock.release()
     lock.release()

@@ -274,7 +274,8 @@ class FakeWin32:
         with os.scandir(self._real(path, last=True)) as scan:
             entries = list(scan)
         for entry in entries:
-            with contextlib.suppress(UnicodeDecodeError):  # a name that no file on Windows has
+            # A name that no file on Windows has; one that was removed since: Windows had its state from the listing.
+            with contextlib.suppress(UnicodeDecodeError, FileNotFoundError):
                 yield entry.name.decode("utf-8", "surrogatepass"), _state(entry.stat(follow_symlinks=False), links=1)
 
     def final_path(self, handle: int) -> str:

@@ -21,6 +21,8 @@ typedef int32_t NTSTATUS;
 #define INVALID_PARAMETER ((NTSTATUS)0xC000000D)
 #define CANCELLED ((NTSTATUS)0xC0000120)
 #define NOT_RESOLVED ((NTSTATUS)0xC0000280)
+#define NAME_NOT_FOUND ((NTSTATUS)0xC0000034)
+#define PATH_NOT_FOUND ((NTSTATUS)0xC000003A)
 #define ATTRIBUTE_REPARSE_POINT 0x400
 #define OPTION_OPEN_REPARSE_POINT 0x200000
 #define TAG_SYMLINK 0xA000000Cu
@@ -302,6 +304,38 @@ NTSTATUS host_security(FileSystem *fs, const WCHAR *path, uint32_t *attributes, 
 }
 
 /*
+ * Have the reparse points in `path` resolved, of which the first begins at `index`, and put what that makes into its
+ * place: SUCCESS to begin anew with it, REPARSE where it is on another volume.
+ */
+static NTSTATUS resolve(FileSystem *fs, WCHAR *path, uint32_t index, int last) {
+    uint8_t response[RESPONSE_BYTES];
+    if (index >= length(path) || (index && path[index - 1] != '\\'))
+        return INVALID_PARAMETER; /* the index does not lead to a name */
+    IoStatus io = {0};
+    size_t size = sizeof response;
+    NTSTATUS result = fs->interface->ResolveReparsePoints(fs, path, index, (uint8_t)last, &io, response, &size);
+    if (result < 0)
+        return result;
+    Symlink *link = (Symlink *)response;
+    if (result != REPARSE || io.Status != REPARSE || io.Information != TAG_SYMLINK || link->Tag != TAG_SYMLINK ||
+        size != 8u + link->DataLength || 20u + link->SubstituteOffset + link->SubstituteLength > size)
+        return INVALID_PARAMETER;
+    memcpy(path, (char *)link->Path + link->SubstituteOffset, link->SubstituteLength);
+    path[link->SubstituteLength / 2] = 0;
+    if (path[0] != '\\')
+        return NOT_RESOLVED;
+    return link->Flags & 1 ? SUCCESS : REPARSE;
+}
+
+/* Where the last name of a path begins. */
+static uint32_t last_name(const WCHAR *path) {
+    uint32_t index = (uint32_t)length(path);
+    while (index && path[index - 1] != '\\')
+        index--;
+    return index;
+}
+
+/*
  * Open as a program's CreateFile does: symlinks are followed by asking for the resolved path and beginning anew. One
  * that leads to another volume ends the open with REPARSE, and `path` is where it leads then. `path` has PATH_UNITS.
  */
@@ -318,8 +352,7 @@ NTSTATUS host_open(FileSystem *fs, WCHAR *path, uint32_t options, void **context
         uint32_t index = attributes;
         if (result == SUCCESS && attributes & ATTRIBUTE_REPARSE_POINT && !(options & OPTION_OPEN_REPARSE_POINT)) {
             result = REPARSE;
-            for (index = (uint32_t)length(path); index && path[index - 1] != '\\'; index--)
-                ;
+            index = last_name(path);
         }
         if (result == SUCCESS) {
             OpenFileInfo open = {0};
@@ -338,24 +371,9 @@ NTSTATUS host_open(FileSystem *fs, WCHAR *path, uint32_t options, void **context
         }
         if (result != REPARSE)
             return leave(fs, result);
-        if (index >= length(path) || (index && path[index - 1] != '\\'))
-            return leave(fs, INVALID_PARAMETER); /* the index does not lead to a name */
-        IoStatus io = {0};
-        size = sizeof response;
-        result = fs->interface->ResolveReparsePoints(
-            fs, path, index, !(options & OPTION_OPEN_REPARSE_POINT), &io, response, &size);
-        if (result < 0)
+        result = resolve(fs, path, index, !(options & OPTION_OPEN_REPARSE_POINT));
+        if (result != SUCCESS)
             return leave(fs, result);
-        Symlink *link = (Symlink *)response;
-        if (result != REPARSE || io.Status != REPARSE || io.Information != TAG_SYMLINK || link->Tag != TAG_SYMLINK ||
-            size != 8u + link->DataLength || 20u + link->SubstituteOffset + link->SubstituteLength > size)
-            return leave(fs, INVALID_PARAMETER);
-        memcpy(path, (char *)link->Path + link->SubstituteOffset, link->SubstituteLength);
-        path[link->SubstituteLength / 2] = 0;
-        if (path[0] != '\\')
-            return leave(fs, NOT_RESOLVED);
-        if (!(link->Flags & 1))
-            return leave(fs, REPARSE);
     }
     return leave(fs, NOT_RESOLVED);
 }
@@ -415,9 +433,38 @@ NTSTATUS host_link(FileSystem *fs, void *context, void *buffer, size_t *size) {
     return leave(fs, fs->interface->GetReparsePoint(fs, context, 0, buffer, size));
 }
 
+/* What is known of the directory that `path` is to be made in; symlinks on the way to it are resolved in `path`. */
+static NTSTATUS look_at_parent(FileSystem *fs, WCHAR *path) {
+    for (int tries = 0; tries < 32; tries++) {
+        WCHAR parent[PATH_UNITS];
+        uint32_t end = last_name(path), attributes = 0;
+        memcpy(parent, path, end * sizeof(WCHAR));
+        parent[end > 1 ? end - 1 : end] = 0; /* the root is all of its path */
+        void *descriptor;
+        size_t size;
+        NTSTATUS result = security(fs, parent, &attributes, &descriptor, &size);
+        free(descriptor);
+        uint32_t index = attributes;
+        if (result == SUCCESS && attributes & ATTRIBUTE_REPARSE_POINT) {
+            result = REPARSE;
+            index = last_name(parent);
+        }
+        if (result == NAME_NOT_FOUND)
+            return PATH_NOT_FOUND;
+        if (result == REPARSE)
+            result = resolve(fs, path, index, 1);
+        else
+            return result;
+        if (result != SUCCESS)
+            return result;
+    }
+    return NOT_RESOLVED;
+}
+
 /*
  * Create as CreateFile does for a name that is not there: the parent's descriptor is asked for, and the new file's is
- * given, its size before it (see FspSetSecurityDescriptor). A name that is there is opened and overwritten.
+ * given, its size before it (see FspSetSecurityDescriptor). A name that is there is opened and overwritten. `path` has
+ * PATH_UNITS.
  */
 NTSTATUS host_create(FileSystem *fs, WCHAR *path, uint32_t options, uint32_t attributes, const void *descriptor,
     int overwrite, void **context, FileInfo *info) {
@@ -433,9 +480,12 @@ NTSTATUS host_create(FileSystem *fs, WCHAR *path, uint32_t options, uint32_t att
         result = fs->interface->Open(fs, path, options, 0x12019f, context, &open.Info);
         if (result == SUCCESS)
             result = fs->interface->Overwrite(fs, *context, attributes, 0, 0, &open.Info);
-    } else
-        result = fs->interface->Create(
-            fs, path, options, 0x12019f, attributes, (void *)descriptor, 0, context, &open.Info);
+    } else {
+        result = look_at_parent(fs, path);
+        if (result == SUCCESS)
+            result = fs->interface->Create(
+                fs, path, options, 0x12019f, attributes, (void *)descriptor, 0, context, &open.Info);
+    }
     *info = open.Info;
     return leave(fs, result);
 }
@@ -475,13 +525,25 @@ NTSTATUS host_rename(FileSystem *fs, void *context, WCHAR *name, WCHAR *new_name
 }
 
 /* DeleteFile on an open handle: may it be, and then its name goes with the last cleanup. */
-NTSTATUS host_delete(FileSystem *fs, void *context, WCHAR *name) {
+NTSTATUS host_may_delete(FileSystem *fs, void *context, WCHAR *name) {
     if (!enter(fs))
         return CANCELLED;
-    NTSTATUS result = fs->interface->CanDelete(fs, context, name);
+    return leave(fs, fs->interface->CanDelete(fs, context, name));
+}
+
+/* The last handle of a file is closed, which is deleted by that or not. */
+void host_cleanup(FileSystem *fs, void *context, WCHAR *name, int deletes) {
+    if (enter(fs)) {
+        fs->interface->Cleanup(fs, context, deletes ? name : 0, (uint32_t)deletes);
+        leave(fs, SUCCESS);
+    }
+}
+
+NTSTATUS host_delete(FileSystem *fs, void *context, WCHAR *name) {
+    NTSTATUS result = host_may_delete(fs, context, name);
     if (result == SUCCESS)
-        fs->interface->Cleanup(fs, context, name, 1);
-    return leave(fs, result);
+        host_cleanup(fs, context, name, 1);
+    return result;
 }
 
 NTSTATUS host_set_security(FileSystem *fs, void *context, void *change) {

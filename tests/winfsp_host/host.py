@@ -55,6 +55,8 @@ int32_t host_set_size(void *, uintptr_t, uint64_t, int, void *);
 int32_t host_set_basic(void *, uintptr_t, uint32_t, uint64_t, uint64_t, void *);
 int32_t host_rename(void *, uintptr_t, char16_t *, char16_t *, int);
 int32_t host_delete(void *, uintptr_t, char16_t *);
+int32_t host_may_delete(void *, uintptr_t, char16_t *);
+void host_cleanup(void *, uintptr_t, char16_t *, int);
 int32_t host_set_security(void *, uintptr_t, void *);
 int32_t host_set_link(void *, uintptr_t, char16_t *, const char *, size_t);
 int host_hammer(void *, uintptr_t, const char *, uint64_t, uint32_t, uint32_t, uint32_t);
@@ -201,7 +203,9 @@ class Volume:
     def create(
         self, path: str, options: int = 0, attributes: int = 0, descriptor: bytes = b"", *, overwrite: bool = False
     ) -> Open:
-        name, sized = self.ffi.new("char16_t[]", path), self.ffi.new("uint8_t[]", 4 + len(descriptor))
+        name, sized = self.ffi.new("char16_t[]", PATH_UNITS), self.ffi.new("uint8_t[]", 4 + len(descriptor))
+        text = path.encode("utf-16-le", "surrogatepass")
+        self.ffi.memmove(name, text, len(text))
         self.ffi.memmove(sized, struct.pack("<I", len(descriptor)) + descriptor, 4 + len(descriptor))
         context, info = self.ffi.new("uintptr_t *"), self.ffi.new("uint8_t[72]")
         given = sized + 4 if descriptor else self.ffi.NULL
@@ -232,6 +236,14 @@ class Volume:
     def delete(self, opened: Open, path: str) -> None:
         """Delete an open file: its name goes, and it stays open."""
         self._check(self.lib.host_delete(self.fs, opened.context, self.ffi.new("char16_t[]", path)))
+
+    def may_delete(self, opened: Open, path: str) -> None:
+        """Ask whether an open file may be deleted, as is asked when a program says that it shall be."""
+        self._check(self.lib.host_may_delete(self.fs, opened.context, self.ffi.new("char16_t[]", path)))
+
+    def cleanup(self, opened: Open, path: str, *, deletes: bool) -> None:
+        """The last handle is closed; `close` follows."""
+        self.lib.host_cleanup(self.fs, opened.context, self.ffi.new("char16_t[]", path), deletes)
 
     def set_security(self, opened: Open, descriptor: bytes) -> None:
         sized = self.ffi.new("uint8_t[]", struct.pack("<I", len(descriptor)) + descriptor)

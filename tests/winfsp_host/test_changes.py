@@ -1,7 +1,6 @@
 """A volume that may be written to: every change reaches the source, and what is read afterwards is what was written.
 
-The cases are those of winfstest that need no NTFS below: dispositions, attributes, directories, renames, truncation,
-times, deletion.
+What programs expect of any volume is in `test_programs`.
 """
 
 from __future__ import annotations

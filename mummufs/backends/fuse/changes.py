@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
+from dataclasses import replace
 
 import pyfuse3
 
@@ -20,6 +22,7 @@ from mummufs.engine.overlay import Handle, Overlay
 from mummufs.source.base import Creator, NewAttributes
 
 _ROOT_UID = 0
+_PRIVILEGES = stat.S_ISUID | stat.S_ISGID
 
 
 class MirrorOperations(Operations):
@@ -63,7 +66,14 @@ class MirrorOperations(Operations):
 
     @guarded
     async def write(self, fh: int, off: int, buf: bytes) -> int:
-        return await self._mirror.write(self._handles[fh], off, buf)
+        handle = self._handles[fh]
+        # Past the page cache the kernel leaves setuid and setgid to us. It says of whom, but pyfuse3 does not.
+        drop, mode = self.modes.is_direct(handle.node), handle.node.attributes.mode
+        written = await self._mirror.write(handle, off, buf, drop_privileges=drop)
+        number = self.inodes.known(handle.node)
+        if drop and handle.node.attributes.mode != mode and number is not None:
+            pyfuse3.invalidate_inode(number, attr_only=True)  # or it would run the file with them for a while
+        return written
 
     @guarded
     async def flush(self, fh: int) -> None:
@@ -75,7 +85,7 @@ class MirrorOperations(Operations):
 
     @guarded
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        await self._mirror.sync_directory(self._listings[fh].node, data_only=datasync)
+        await self._mirror.sync_directory(self._directories[fh].node, data_only=datasync)
 
     @guarded
     async def release(self, fh: int) -> None:
@@ -108,9 +118,11 @@ class MirrorOperations(Operations):
             atime_ns=attr.st_atime_ns if fields.update_atime else None,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
         )
-        if new == NewAttributes():  # the kernel leaves it to us to take setuid and setgid away before a write
-            return self._entry(inode, await self._mirror.drop_privileges(node, handle))
         drop = new.size is not None and ctx.uid != _ROOT_UID
+        if _only_drops(new.mode, node, ctx.uid):
+            new, drop = replace(new, mode=None), True
+        if new == NewAttributes():  # the kernel has us take setuid and setgid away before a write
+            return self._entry(inode, await self._mirror.drop_privileges(node, handle))
         return self._entry(inode, await self._mirror.set_attributes(node, new, handle, drop_privileges=drop))
 
     @guarded
@@ -148,11 +160,15 @@ class MirrorOperations(Operations):
 
     @guarded
     async def unlink(self, parent: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        await self._mirror.unlink(self.inodes.node(parent), name)
+        directory = self.inodes.node(parent)
+        self.touch(directory, name)
+        await self._mirror.unlink(directory, name)
 
     @guarded
     async def rmdir(self, parent: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        await self._mirror.rmdir(self.inodes.node(parent), name)
+        directory = self.inodes.node(parent)
+        self.touch(directory, name)
+        await self._mirror.rmdir(directory, name)
 
     @guarded
     async def rename(
@@ -164,13 +180,27 @@ class MirrorOperations(Operations):
         flags: int,
         ctx: pyfuse3.RequestContext,
     ) -> None:
-        await self._mirror.rename(self.inodes.node(parent), name, self.inodes.node(new_parent), new_name, flags)
+        old, new = self.inodes.node(parent), self.inodes.node(new_parent)
+        self.touch(old, name)
+        self.touch(new, new_name)
+        await self._mirror.rename(old, name, new, new_name, flags)
 
     def _made(self, node: Node) -> pyfuse3.EntryAttributes:
         """The kernel knows this node from now on."""
         number = self.inodes.number(node)
         self.inodes.looked_up(number)
         return self._entry(number, node.attributes)
+
+
+def _only_drops(mode: int | None, node: Node, uid: int) -> bool:
+    """Whether a mode is the kernel's way to have setuid and setgid taken away, for somebody who writes or cuts.
+
+    He may do that without the right to set modes, which a normal user's daemon may not have either.
+    """
+    if mode is None or uid in (_ROOT_UID, node.attributes.uid):
+        return False
+    lost = stat.S_IMODE(node.attributes.mode) ^ stat.S_IMODE(mode)
+    return lost != 0 and not lost & (stat.S_IMODE(mode) | ~_PRIVILEGES)
 
 
 def _creator(ctx: pyfuse3.RequestContext) -> Creator:

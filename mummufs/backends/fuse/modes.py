@@ -79,8 +79,15 @@ class OpenModes:
 
     def is_passed_through(self, node: Node) -> bool:
         """Whether the kernel reads and writes this file by itself, as far as it is open."""
+        return self._is(node, Mode.PASSTHROUGH)
+
+    def is_direct(self, node: Node) -> bool:
+        """Whether this file is open past the page cache."""
+        return self._is(node, Mode.DIRECT)
+
+    def _is(self, node: Node, mode: Mode) -> bool:
         opened = self._opened.get(node)
-        return opened is not None and opened.mode is Mode.PASSTHROUGH
+        return opened is not None and opened.mode is mode
 
     def open(self, handle: Handle) -> Opened:
         """A file has been opened: its mode."""

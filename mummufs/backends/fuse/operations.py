@@ -19,6 +19,7 @@ import pyfuse3
 from mummufs.backends.fuse.inodes import Inodes
 from mummufs.backends.fuse.modes import Mode, OpenModes
 from mummufs.core.stats import Counters
+from mummufs.engine.listing import Listing
 from mummufs.engine.nodes import Node
 from mummufs.engine.overlay import Handle, Overlay
 from mummufs.source.base import Attributes, Entry
@@ -28,6 +29,9 @@ BLOCK_SIZE = 4096
 
 DOTS = 2
 """Entries of a listing before those of the source: "." and "..", without which `ls -a` shows neither."""
+
+TOUCHED_MAX = 4096
+"""Names of an open directory that are remembered as changed; beyond that every name is looked up."""
 
 log = logging.getLogger(__name__)
 
@@ -53,14 +57,31 @@ def guarded(handler: Handler) -> Handler:
     return wrapper  # type: ignore[return-value]
 
 
-class _Listing:
-    """An open directory: its entries as they were when reading it began."""
+class _Opened:
+    """An open directory.
+
+    Attributes:
+        listing: its entries, as far as they have been fetched; None before anybody reads it.
+        touched: names that have been removed or replaced since; None: too many.
+    """
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.entries: Sequence[Entry] | None = None
-        self.changes = 0
-        """Those that the directory has seen before."""
+        self.listing: Listing | None = None
+        self.touched: set[bytes] | None = set()
+
+    def touch(self, name: bytes) -> None:
+        """What was fetched of this name may not be so any more."""
+        if self.touched is not None and self.listing is not None:
+            self.touched.add(name)
+            if len(self.touched) > TOUCHED_MAX:
+                self.touched = None
+
+    def begin(self, listing: Listing | None) -> None:
+        """Read it from its start."""
+        if self.listing is not None:
+            self.listing.close()
+        self.listing, self.touched = listing, set()
 
 
 class Operations(pyfuse3.Operations):
@@ -77,7 +98,8 @@ class Operations(pyfuse3.Operations):
         self._attr_timeout_s = attr_timeout_s
         self._inodes: Inodes | None = None
         self._handles: dict[int, Handle] = {}
-        self._listings: dict[int, _Listing] = {}
+        self._directories: dict[int, _Opened] = {}
+        self._opened_of: dict[Node, list[_Opened]] = {}
         self._numbers = itertools.count(1)
         self.modes = OpenModes(direct=False)
         """How files are opened; the session sets it, for it knows what the kernel can do."""
@@ -101,7 +123,7 @@ class Operations(pyfuse3.Operations):
     @property
     def open_handles(self) -> int:
         """Files and directories that the kernel has open."""
-        return len(self._handles) + len(self._listings)
+        return len(self._handles) + len(self._directories)
 
     # ------------------------------------------------------------------ looking
 
@@ -155,28 +177,30 @@ class Operations(pyfuse3.Operations):
 
     @guarded
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
-        number = next(self._numbers)
-        self._listings[number] = _Listing(self.inodes.node(inode))
+        number, node = next(self._numbers), self.inodes.node(inode)
+        opened = self._directories[number] = _Opened(node)
+        self._opened_of.setdefault(node, []).append(opened)
         return number
 
     @guarded
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        listing = self._listings[fh]
-        if listing.entries is None or start_id == 0:
-            listing.changes = listing.node.changes
-            listing.entries = [*_dots(listing.node), *await self._overlay.entries(listing.node)]
-        for i in range(start_id, len(listing.entries)):
-            name, attributes = listing.entries[i]
+        opened = self._directories[fh]
+        if opened.listing is None or start_id == 0:
+            opened.begin(self._overlay.listings.begin(opened.node))
+        assert opened.listing is not None
+        dots = _dots(opened.node)
+        for i in itertools.count(start_id):
             if i < DOTS:
-                node = listing.node if name == b"." else listing.node.parent or listing.node
-            else:
+                name, _ = dots[i]
+                node = opened.node if name == b"." else opened.node.parent or opened.node
+            elif await opened.listing.reach(i - DOTS):
+                name, attributes = opened.listing.entries[i - DOTS]
                 try:
-                    if listing.changes == listing.node.changes:
-                        node = await self._overlay.found(listing.node, name, attributes)
-                    else:  # the name may have gone since, and the kernel would believe that it is there
-                        node = await self._overlay.look_up(listing.node, name)
+                    node = await self._listed(opened, name, attributes)
                 except FileNotFoundError:
                     continue
+            else:
+                return
             number = self.inodes.number(node)
             fits = pyfuse3.readdir_reply(token, name, self._entry(number, node.attributes), i + 1)
             if fits and i >= DOTS:  # for "." and ".." the kernel takes no look-up, so it gives none back
@@ -186,9 +210,25 @@ class Operations(pyfuse3.Operations):
             if not fits:
                 return
 
+    async def _listed(self, opened: _Opened, name: bytes, attributes: Attributes) -> Node:
+        if opened.touched is not None and name not in opened.touched:
+            return await self._overlay.found(opened.node, name, attributes)
+        # It may have gone since, and the kernel would believe that it is there; or it is something else by now.
+        return await self._overlay.look_up(opened.node, name)
+
+    def touch(self, directory: Node, name: bytes) -> None:
+        """This name is about to be removed, or replaced: who reads a listing on is to hear of it."""
+        for opened in self._opened_of.get(directory, ()):
+            opened.touch(name)
+
     @guarded
     async def releasedir(self, fh: int) -> None:
-        del self._listings[fh]
+        opened = self._directories.pop(fh)
+        opened.begin(None)
+        others = self._opened_of[opened.node]
+        others.remove(opened)
+        if not others:
+            del self._opened_of[opened.node]
 
     # ------------------------------------------------------------------ files
 

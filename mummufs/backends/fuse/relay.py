@@ -5,7 +5,8 @@ reply, so it has to fit the socket's buffer: requests are small but for WRITE, w
 small but for READDIR, whose size is cut on its way in. READ never passes here.
 
 A reply goes to the clone of the device that its request was read from. Notifications may block in the kernel on
-locked pages, so they have a thread of their own.
+locked pages, so they have a thread of their own, but for those that are about attributes alone: these pass at once,
+so that the kernel has them before the reply that comes next.
 """
 
 from __future__ import annotations
@@ -173,6 +174,9 @@ class Relay:
     def _reply(self, message: memoryview) -> None:
         _, error, unique = wire.OUT_HEADER.unpack_from(message)
         if unique == 0:
+            if _is_of_attributes(message):
+                self._tell(message)
+                return
             try:
                 self._notifications.put_nowait(bytes(message))
             except queue.Full:
@@ -219,14 +223,25 @@ class Relay:
 
     def _notify(self) -> None:
         while (message := self._notifications.get()) and not self._closed:
-            with contextlib.suppress(OSError):  # ENOENT: the kernel does not know the inode any more
-                os.write(self._device_fd, message)
+            self._tell(message)
+
+    def _tell(self, message: bytes | memoryview) -> None:
+        with contextlib.suppress(OSError):  # ENOENT: the kernel does not know the inode any more
+            os.write(self._device_fd, message)
 
 
 def reply(fd: int, unique: int, code: int) -> None:
     """Answer a request with an errno. A caller that is gone does not mind."""
     with contextlib.suppress(OSError):
         os.write(fd, wire.error_reply(unique, code))
+
+
+def _is_of_attributes(notification: memoryview) -> bool:
+    _, code, _ = wire.OUT_HEADER.unpack_from(notification)
+    if code != wire.NOTIFY_INVAL_INODE or len(notification) < wire.OUT_HEADER.size + wire.INVAL_INODE_OUT.size:
+        return False
+    _, offset, _ = wire.INVAL_INODE_OUT.unpack_from(notification, wire.OUT_HEADER.size)
+    return int(offset) < 0
 
 
 def _cut_readdir(message: memoryview, limit: int) -> None:

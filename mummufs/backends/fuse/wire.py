@@ -2,8 +2,8 @@
 
 Followed up to protocol 7.45 (Linux 6.18). The lane reads every request of the kernel but answers READ alone; everything
 else goes to libfuse as it came, so this module knows the header, READ, OPEN's answer, INTERRUPT, READDIR's size, the
-STORE notification, and INIT. All numbers are little- or big-endian as the machine is. Fields that are newer than the
-oldest kernel served (6.1, protocol 7.37) say since when they exist.
+STORE and INVAL_INODE notifications, and INIT. All numbers are little- or big-endian as the machine is. Fields that are
+newer than the oldest kernel served (6.1, protocol 7.37) say since when they exist.
 
 INIT is an offer of the kernel and an answer of libfuse; the lane rewrites both, and only to ask for what it wants and
 has been offered: see `offer_to_libfuse` and `answer_to_kernel`.
@@ -28,6 +28,8 @@ INTERRUPT_BIT = 1
 """Set in the unique of an INTERRUPT, which is otherwise that of the request to interrupt. A reply of EAGAIN to it makes
 the kernel ask again."""
 
+NOTIFY_INVAL_INODE = 2
+"""Notification code: forget the attributes of an inode, and its pages from an offset on where that is not negative."""
 NOTIFY_STORE = 4
 """Notification code: put bytes into the page cache of an inode."""
 
@@ -43,6 +45,8 @@ OPEN_OUT = struct.Struct("=QIi")
 """fh, open_flags, backing_id (7.40, Linux 6.9; padding before)."""
 INTERRUPT_IN = struct.Struct("=Q")
 """The unique of the request to interrupt."""
+INVAL_INODE_OUT = struct.Struct("=Qqq")
+"""nodeid, offset, size."""
 STORE_OUT = struct.Struct("=QQII")
 """nodeid, offset, size, padding; the bytes follow."""
 INIT_IN = struct.Struct("=IIIII11I")

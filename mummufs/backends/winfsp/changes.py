@@ -84,8 +84,8 @@ class Changes:
         if there is not None and there is not node:
             if not replace:
                 raise StatusError(ntstatus.OBJECT_NAME_COLLISION)
-            if there.attributes.is_directory:
-                raise StatusError(ntstatus.ACCESS_DENIED)
+            if there.attributes.is_directory or not there.attributes.mode & _WRITE_BITS:
+                raise StatusError(ntstatus.ACCESS_DENIED)  # not every source refuses by itself to replace READONLY
             target = there.name  # whatever its case: in a source that tells cases apart there would be two else
         current = await self._paths.child(parent, name)
         if current is None:
@@ -199,13 +199,9 @@ class Changes:
         """
         opened = self._files.opened(number)
         found = opened.node.attributes
-        mode = None
-        if found.is_file and bits != UNCHANGED_ATTRIBUTES and bool(bits & READONLY) == bool(found.mode & _WRITE_BITS):
-            mode = (
-                stat.S_IMODE(found.mode) & ~_WRITE_BITS if bits & READONLY else stat.S_IMODE(found.mode) | stat.S_IWUSR
-            )
+        has_bits = found.is_file and bits != UNCHANGED_ATTRIBUTES
         new = NewAttributes(
-            mode=mode,
+            mode=_mode(found.mode, bits) if has_bits else None,
             atime_ns=from_filetime(accessed) if accessed else None,
             mtime_ns=from_filetime(written) if written else None,
         )
