@@ -26,9 +26,9 @@ until eviction has brought them back.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
 
+from mummufs.core.entries import CommonEntries, Entry
 from mummufs.core.errors import TransitionError
 from mummufs.core.invariants import check
 from mummufs.core.manifest import RangeTable
@@ -36,26 +36,13 @@ from mummufs.core.plan import ReadPlan, plan_segments, window_key
 from mummufs.core.policy import Policy
 from mummufs.core.ranges import FileId, RangeKey, Version, page_floor
 from mummufs.core.ratings import HeatRecord, PackRecord, Rating, Ratings
-from mummufs.core.states import TRANSITIONS, Decision, Event, FillPlan, IndexStatistics, State
+from mummufs.core.states import COLDER, TRANSITIONS, Decision, Event, FillPlan, IndexStatistics, State
 
 HEADROOM_SHARE = 0.01
 HEADROOM_BYTES_MAX = 1 << 30
 """The part of the budget that is kept free, so that a fill seldom has to wait for room: what is in flight at a time."""
-HEAT_STEP = 256
-"""Ranges that a walk over their heat looks at at a time."""
 VICTIMS_MAX = 256
 """Victims of one plan: a bounded batch, so that no plan takes more than a fraction of a millisecond."""
-_COLDER = FillPlan(Decision.COLDER)
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    key: RangeKey
-    state: State
-    charge: int
-    version: Version
-    rating: Rating | None
-    """None of a range that was restored and not touched since: half a million of them take much memory."""
 
 
 class CacheIndex:
@@ -65,8 +52,8 @@ class CacheIndex:
         self.budget_bytes = budget_bytes
         self.headroom_bytes = page_floor(min(HEADROOM_BYTES_MAX, int(HEADROOM_SHARE * budget_bytes)))
         self._ratings = Ratings(policy)
-        self._entries: dict[RangeKey, _Entry] = {}
-        self._untouched: list[_Entry] = []  # those without a rating, and some that have got one since
+        self._entries: dict[RangeKey, Entry] = {}
+        self._common = CommonEntries()
         self._pins: set[RangeKey] = set()
         self._used = 0
         self._evicting_bytes = 0
@@ -113,7 +100,7 @@ class CacheIndex:
         if entry is None:
             self._ratings.touch_absent(key, size, hit)
         else:
-            self._ratings.touch(entry.rating or self._rate(entry), size, hit)
+            self._ratings.touch(entry.rating or self._rate(key), size, hit)
 
     def join(self, file: FileId, pack: bytes) -> None:
         """A file belongs to this pack: its ranges are weighed against one another. It may be repeated."""
@@ -165,7 +152,7 @@ class CacheIndex:
                 if victim.key == key:
                     continue
                 if key not in self._pins and not self._ratings.admits(rating, victim):
-                    return _COLDER
+                    return COLDER
                 victims.append(victim.key)
                 missing -= self._entries[victim.key].charge
             if missing > 0 and len(victims) < VICTIMS_MAX:
@@ -177,7 +164,8 @@ class CacheIndex:
         """Promise `charge` bytes to a range. Only after `plan_fill` said READY, with nothing in between."""
         assert charge <= self.free_bytes, f"no room for {charge} bytes: plan_fill comes first"
         state = self._next(self._entries.get(key), Event.BEGIN_FILL, key)
-        self._enter(_Entry(key, state, charge, version, self._ratings.take(key)))
+        rating = self._ratings.take(key)
+        self._enter(rating.key, Entry(state, charge, version, rating))  # one key is enough for both
         self._filling_bytes += charge
 
     def commit_fill(self, key: RangeKey) -> None:
@@ -185,30 +173,38 @@ class CacheIndex:
         entry = self._move(key, Event.COMMIT_FILL)
         self._filling_bytes -= entry.charge
         self._used += entry.charge
-        self._enlist(entry)
+        self._enlist(key, entry)
 
     def abort_fill(self, key: RangeKey) -> None:
         """The fill came to nothing and left nothing. Its heat stays."""
         entry = self._move(key, Event.ABORT_FILL)
         self._filling_bytes -= entry.charge
         self._pinned_bytes -= entry.charge * (key in self._pins)
-        self._forget(entry)
+        self._forget(key, entry)
 
     def restore(self, key: RangeKey, charge: int, version: Version) -> bool:
         """A range file from an earlier mount was found. False if the range is known already."""
         if key in self._entries:
             return False
-        state = self._next(None, Event.RESTORE, key)
-        entry = self._enter(_Entry(key, state, charge, version, None))
         self._used += charge
-        self._untouched.append(entry)
-        if key in self._pins or self._ratings.remembers(key):
-            self._rate(entry)
+        entry = self._common.entry(charge, version)
+        if key not in self._pins and not self._ratings.remembers(key):
+            self._common.found(key)
+            self._enter(key, entry)
+            return True
+        rating = self._ratings.take(key)
+        entry = Entry(entry.state, entry.charge, entry.version, rating)
+        self._enter(rating.key, entry)
+        self._enlist(key, entry)
         return True
 
     def restamp(self, key: RangeKey, version: Version) -> None:
         """A suspended range was proved: its range file states this version from now on. Its heat stays."""
-        self._move(key, Event.RESTAMP).version = version
+        entry = self._move(key, Event.RESTAMP)
+        if entry.rating is None:
+            self._entries[key] = self._common.entry(entry.charge, version)
+        else:
+            entry.version = version
 
     def set_overhead(self, size: int) -> None:
         """Bytes of the budget that the store takes beside range files (its range tables)."""
@@ -235,8 +231,12 @@ class CacheIndex:
 
     def begin_evict(self, key: RangeKey) -> int:
         """From now on no read is planned from this range; its bytes stay counted. Returns them."""
+        known = self._entries.get(key)
+        if known is not None and known.rating is None:
+            self._rate(key)
         entry = self._move(key, Event.BEGIN_EVICT)
-        self._ratings.delist(self._rate(entry))
+        if entry.rating is not None:
+            self._ratings.delist(entry.rating)
         self._pinned_bytes -= entry.charge * (key in self._pins)
         self._evicting_bytes += entry.charge
         return entry.charge
@@ -246,7 +246,7 @@ class CacheIndex:
         entry = self._move(key, Event.ABORT_EVICT)
         self._evicting_bytes -= entry.charge
         self._pinned_bytes += entry.charge * (key in self._pins)
-        self._enlist(entry)
+        self._enlist(key, entry)
         return entry.version
 
     def finish_evict(self, key: RangeKey) -> None:
@@ -254,7 +254,7 @@ class CacheIndex:
         entry = self._move(key, Event.FINISH_EVICT)
         self._evicting_bytes -= entry.charge
         self._used -= entry.charge
-        self._forget(entry)
+        self._forget(key, entry)
 
     # ------------------------------------------------------------------ pinning
 
@@ -275,7 +275,7 @@ class CacheIndex:
         entry = self._entries.get(key)
         if entry is not None and entry.state is not State.EVICTING:
             self._pinned_bytes += entry.charge
-            self._ratings.delist(self._rate(entry))
+            self._ratings.delist(self._rate(key))
 
     def unpin(self, key: RangeKey) -> None:
         """The range is like any other again."""
@@ -286,17 +286,13 @@ class CacheIndex:
         if entry is not None and entry.state is not State.EVICTING:
             self._pinned_bytes -= entry.charge
             if entry.state is State.RESIDENT:
-                self._enlist(entry)
+                self._enlist(key, entry)
 
     # ------------------------------------------------------------------ for a later mount
 
-    def hot_ranges(self) -> Iterator[HeatRecord]:
-        """The heat of every range that has any, resident or not. It may be walked in steps, with changes between."""
-        return chain.from_iterable(self.hot_steps(HEAT_STEP))
-
     def hot_steps(self, size: int) -> Iterator[list[HeatRecord]]:
-        """The same in steps of which each looks at so many ranges, however few of them have heat."""
-        keys = chain(list(self._entries), self._ratings.ghost_keys())  # both as they are now: nothing is in it twice
+        """The heat of every range that has any, in steps that look at so many each. Changes may come between them."""
+        keys = chain(self.keys(), self._ratings.ghost_keys())  # both as they are now: nothing is in it twice
         while step := list(islice(keys, size)):
             records = (self._ratings.record(self._rating_of(key)) for key in step)
             yield [record for record in records if record is not None]
@@ -307,7 +303,7 @@ class CacheIndex:
         if entry is None:
             self._ratings.recall_absent(record)
         else:
-            self._ratings.recall(self._rate(entry), record)
+            self._ratings.recall(self._rate(record.key), record)
 
     def packs(self) -> list[PackRecord]:
         """The packs. O(files)."""
@@ -318,6 +314,10 @@ class CacheIndex:
         self._ratings.recall_pack(record)
 
     # ------------------------------------------------------------------ looking
+
+    def keys(self) -> list[RangeKey]:
+        """The ranges that are not absent, in no order. O(n), some milliseconds for half a million."""
+        return list(self._entries)
 
     def resident_keys(self) -> Iterator[RangeKey]:
         """The resident ranges: those that may be evicted, coldest first, and then the pinned ones."""
@@ -348,40 +348,39 @@ class CacheIndex:
         entry = self._entries.get(key)
         return self._ratings.find(key) if entry is None or entry.rating is None else entry.rating
 
-    def _rate(self, entry: _Entry) -> Rating:
-        """The rating of a range. One that has none gets it, and its place among those that may be victims."""
+    def _rate(self, key: RangeKey) -> Rating:
+        """The rating of a range. One that has none gets it, an entry of its own, and its place among the victims."""
+        entry = self._entries[key]
         if entry.rating is None:
-            entry.rating = self._ratings.take(entry.key)
-            self._enlist(entry)
+            rating = self._ratings.take(key)
+            entry = self._entries[key] = Entry(entry.state, entry.charge, entry.version, rating)
+            self._enlist(key, entry)
+            return rating
         return entry.rating
 
     def _coldest(self) -> Iterator[Rating]:
         """Those that may be victims, coldest first: what was restored and never touched goes first."""
-        while self._untouched and self._untouched[-1].rating is not None:
-            self._untouched.pop()
-        if not self._untouched:
-            return self._ratings.coldest()
-        untouched = (self._ratings.find(e.key) for e in reversed(self._untouched) if e.rating is None)
-        return chain(untouched, self._ratings.coldest())
+        entries, coldest = self._entries, self._ratings.coldest()
+        untouched = self._common.keys(entries) if self._common.is_any(entries) else None
+        return chain(map(self._ratings.find, untouched), coldest) if untouched else coldest
 
-    def _enlist(self, entry: _Entry) -> None:
-        if entry.key not in self._pins:
-            self._ratings.enlist(self._rate(entry))
+    def _enlist(self, key: RangeKey, entry: Entry) -> None:
+        if key not in self._pins and entry.rating is not None:
+            self._ratings.enlist(entry.rating)
 
-    def _enter(self, entry: _Entry) -> _Entry:
-        self._entries[entry.key] = entry
+    def _enter(self, key: RangeKey, entry: Entry) -> None:
+        self._entries[key] = entry
         self._counts[entry.state] += 1
-        self._pinned_bytes += entry.charge * (entry.key in self._pins)
-        return entry
+        self._pinned_bytes += entry.charge * (key in self._pins)
 
-    def _next(self, entry: _Entry | None, event: Event, key: RangeKey) -> State:
+    def _next(self, entry: Entry | None, event: Event, key: RangeKey) -> State:
         state = State.ABSENT if entry is None else entry.state
         following = TRANSITIONS.get((state, event))
         if following is None:
             raise TransitionError(f"{event.value} of a range that is {state.value}: {key}")
         return following
 
-    def _move(self, key: RangeKey, event: Event) -> _Entry:
+    def _move(self, key: RangeKey, event: Event) -> Entry:
         entry = self._entries.get(key)
         following = self._next(entry, event, key)
         assert entry is not None, "what is absent is entered, not moved"
@@ -391,9 +390,10 @@ class CacheIndex:
         entry.state = following
         return entry
 
-    def _forget(self, entry: _Entry) -> None:
-        del self._entries[entry.key]
-        self._ratings.leave(self._rate(entry))
+    def _forget(self, key: RangeKey, entry: Entry) -> None:
+        assert entry.rating is not None, "what is filled or evicted has an entry of its own"
+        del self._entries[key]
+        self._ratings.leave(entry.rating)
 
     def _check(self) -> None:
         """Assert every invariant. O(n log n): for tests."""

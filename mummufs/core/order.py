@@ -96,7 +96,9 @@ class Order:
         assert before is not None and after is not None, "it is listed"
         before.after, after.before = after, before
         if before is after:  # it was alone in its step
-            del self._steps[cast(_Step, after).number]
+            step = cast(_Step, after)
+            del self._steps[step.number]
+            step.after = step.before = None  # else it would keep itself for ever
 
     def date(self, rating: Rating) -> float:
         """The date that a listed range is listed by: where its step begins."""

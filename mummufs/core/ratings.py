@@ -21,15 +21,21 @@ from itertools import islice
 from math import inf, log2
 from typing import NamedTuple
 
+from mummufs.core.ghosts import Ghosts
 from mummufs.core.hotness import COLD, log2_sum
 from mummufs.core.order import Order, Place
 from mummufs.core.policy import KNOWN, Pack, Policy
 from mummufs.core.ranges import FileId, RangeKey
 
-GHOSTS_MAX = 200_000
-"""Absent ranges whose heat is remembered; the one touched longest ago is forgotten first."""
+GHOSTS_MAX = 150_000
+"""Absent ranges whose heat is remembered; the one touched longest ago is forgotten first. Each takes half a kilobyte:
+so that memory is bounded, there are fewer by as many as have heat and are not absent,"""
+GHOSTS_MIN = 100_000
+"""but no fewer than this, a large model: what is not admitted at once has to be remembered until it is."""
 PACKS_MAX = 64
 """Packs told apart. One more takes the place of the quietest that has nothing resident, or joins the strangers."""
+SIZES_MAX = 4096
+"""Sizes of ranges of which one number is shared."""
 FILES_MAX = 16_384
 """Files whose pack is remembered; the one opened longest ago is forgotten first."""
 STRANGERS = b""
@@ -99,9 +105,11 @@ class Ratings:
         self._strangers = self._new_pack(STRANGERS)
         self._packs = {STRANGERS: self._strangers}
         self._files: OrderedDict[FileId, Pack] = OrderedDict()
-        self._ghosts: OrderedDict[RangeKey, Rating] = OrderedDict()
+        self._ghosts = Ghosts()
         self._seq = 0
-        self._read_bytes = 0
+        self._sizes: dict[int, int] = {}
+        self._rated = 0  # what is not absent and has a rating
+        self._read_bytes = 0.0  # which takes less than an int of its size, and each rating keeps one
 
     @property
     def ghosts(self) -> int:
@@ -198,7 +206,21 @@ class Ratings:
 
     def take(self, key: RangeKey) -> Rating:
         """The rating of a range that is absent no longer."""
-        return self._ghosts.pop(key, None) or Rating(key, self._pack_of(key))
+        self._rated += 1
+        rating = self._ghosts.pop(key)
+        if rating is None:
+            rating = self._new(key)
+            self._limit_ghosts()
+        return rating
+
+    def _new(self, key: RangeKey) -> Rating:
+        """One to be kept."""
+        size = self._sizes.get(key.size)
+        if size is None:
+            if len(self._sizes) >= SIZES_MAX:
+                self._sizes.clear()
+            size = self._sizes[key.size] = key.size
+        return Rating(key if size is key.size else RangeKey(key.file, key.offset, size), self._pack_of(key))
 
     def remembers(self, key: RangeKey) -> bool:
         """Whether the heat of an absent range is known."""
@@ -206,6 +228,7 @@ class Ratings:
 
     def leave(self, rating: Rating) -> None:
         """A range is absent again: its rating becomes a ghost."""
+        self._rated -= 1
         if rating.date != COLD and self._policy.remembers:
             self._remember(rating)
 
@@ -247,7 +270,7 @@ class Ratings:
 
     def touch_absent(self, key: RangeKey, size: int, hit: bool) -> None:
         """The same for a range that is absent."""
-        rating = self.take(key)
+        rating = self._ghosts.pop(key) or self._new(key)
         self.touch(rating, size, hit)
         self._remember(rating)
 
@@ -279,8 +302,8 @@ class Ratings:
     # ------------------------------------------------------------------ for a later mount
 
     def ghost_keys(self) -> list[RangeKey]:
-        """The absent ranges whose heat is known, in no order. O(n), some milliseconds for 200,000."""
-        return list(dict.keys(self._ghosts))
+        """The absent ranges whose heat is known, in no order. O(n), some milliseconds."""
+        return self._ghosts.keys()
 
     def record(self, rating: Rating) -> HeatRecord | None:
         """Its heat; None if it has none. What was recalled comes before what was touched since."""
@@ -299,18 +322,26 @@ class Ratings:
 
     def recall_absent(self, record: HeatRecord) -> None:
         """The same for a range that is absent. It is forgotten before those that were touched in this mount."""
-        known = record.key in self._ghosts
-        if not known and len(self._ghosts) >= GHOSTS_MAX:
-            return
-        rating = self._ghosts.setdefault(record.key, Rating(record.key, self._pack_of(record.key)))
+        rating = self._ghosts.get(record.key)
+        if rating is None:
+            if len(self._ghosts) >= self._ghosts_max:
+                return
+            rating = self._new(record.key)
+            self._ghosts.add_first(rating)
         self.recall(rating, record)
-        if not known:
-            self._ghosts.move_to_end(record.key, last=False)
 
     def _remember(self, rating: Rating) -> None:
-        self._ghosts[rating.key] = rating
-        if len(self._ghosts) > GHOSTS_MAX:
-            self._ghosts.popitem(last=False)
+        self._ghosts.add(rating)
+        self._limit_ghosts()
+
+    @property
+    def _ghosts_max(self) -> int:
+        return max(GHOSTS_MIN, GHOSTS_MAX - self._rated)
+
+    def _limit_ghosts(self) -> None:
+        count = len(self._ghosts)
+        if count > GHOSTS_MIN and count > GHOSTS_MAX - self._rated:  # by one: each call that adds a rating comes here
+            self._ghosts.forget()
 
     def _check(self, listed: Iterable[Rating], others: Iterable[Rating]) -> None:
         """Assert every invariant, given the ratings of all ranges that are not absent. O(n log n): for tests."""
@@ -321,10 +352,13 @@ class Ratings:
             assert rating.listed and standing[id(rating)] is rating.pack, "each stands in its own pack"
         for pack in self._packs.values():
             pack.order._check()
-        assert not any(r.listed or r.before or r.after for r in others), "what may not be a victim is not listed"
-        assert not any(r.listed or r.before or r.after for r in self._ghosts.values()), "a ghost is not listed"
-        assert all(0.0 <= r.part <= 1.0 for r in (*wanted, *islice(self._ghosts.values(), 1000))), "a pass ends at one"
+        unlisted = list(others)
+        assert not any(r.listed or r.before or r.after for r in unlisted), "what may not be a victim is not listed"
+        assert not any(ghost.listed for ghost in self._ghosts), "a ghost is not listed"
+        assert all(0.0 <= r.part <= 1.0 for r in (*wanted, *islice(self._ghosts, 1000))), "a pass ends at one"
         assert all(self._packs.get(pack.name) is pack for pack in self._files.values()), "a file's pack is one of ours"
+        self._ghosts._check()
         assert len(self._packs) <= PACKS_MAX, "the number of packs is bounded"
         assert len(self._files) <= FILES_MAX, "the number of files is bounded"
-        assert len(self._ghosts) <= GHOSTS_MAX, "the number of ghosts is bounded"
+        assert self._rated == len(wanted) + len(unlisted), "what is not absent is counted"
+        assert len(self._ghosts) <= self._ghosts_max, "the number of ghosts is bounded"

@@ -73,6 +73,9 @@ class FillPlan(NamedTuple):
     victims: tuple[RangeKey, ...] = ()
 
 
+COLDER = FillPlan(Decision.COLDER)
+
+
 class IndexStatistics(NamedTuple):
     """Gauges of the index, in bytes and ranges."""
 

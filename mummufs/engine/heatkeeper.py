@@ -23,7 +23,7 @@ import trio
 from mummufs.core.errors import HeatFileError
 from mummufs.core.hotness import COLD
 from mummufs.core.ranges import page_ceil
-from mummufs.core.ratings import HeatRecord
+from mummufs.core.ratings import GHOSTS_MAX, HeatRecord
 from mummufs.core.stats import Counters
 from mummufs.engine.cache import Cache
 from mummufs.engine.gate import StoreLateError
@@ -38,7 +38,7 @@ HEAT_SHARE = 256
 WALK_STEP = 256
 """Ranges of the index looked at between two checkpoints: about half a millisecond."""
 WALK_PAUSE_S = 0.002
-"""Pause between two of these steps: 200,000 ranges take some two seconds, and a fifth of one core."""
+"""Pause between two of these steps: 150,000 ranges take some two seconds, and a fifth of one core."""
 RECALL_STEP = 128
 """Ranges recalled between two checkpoints."""
 LOAD_TRIES = 3
@@ -188,7 +188,7 @@ class HeatKeeper:
 
     async def _packed(self, pause_s: float) -> HeatPacker:
         """The ranges that have heat: all, or the hottest that the file may hold."""
-        limit = min(RECORDS_MAX, self._index.budget_bytes // HEAT_SHARE // RECORD_BYTES)
+        limit = min(RECORDS_MAX, GHOSTS_MAX, self._index.budget_bytes // HEAT_SHARE // RECORD_BYTES)
         known, floor = self._index.statistics(), -inf
         if known.resident + known.ghosts > limit:
             floor = await self._floor(limit, pause_s)

@@ -350,7 +350,7 @@ def _left_of(node: Node | None, parent: Node, name: bytes) -> bytes | None:
     """Where a node is found when this name of it is gone."""
     if node is None:
         return None
-    for directory, other in ((node.parent, node.name), *reversed(node.others)):
+    for directory, other in ((node.parent, node.name), *reversed(node.others or {})):
         if directory is not None and (directory, other) != (parent, name):
             return _join(directory, other)
     return None

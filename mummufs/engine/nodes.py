@@ -18,10 +18,12 @@ node moves on, and is not replaced.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, TypeAlias
 
 from mummufs.core.manifest import RangeTable
 from mummufs.core.ranges import FileId, Version
@@ -31,6 +33,10 @@ from mummufs.source.base import Attributes
 if TYPE_CHECKING:
     from mummufs.engine.writes import Writing
 
+Place: TypeAlias = "tuple[Node, bytes]"
+"""A directory and a name in it."""
+_ATTRIBUTES = struct.Struct("<IIIIIqqqqq")
+"""What `Attributes` have beside the file, in their order. No kernel counts more links, or has larger device numbers."""
 NAMES_MAX = 64
 """Names of a file that are remembered beside the one that it was last seen under."""
 
@@ -57,46 +63,90 @@ def change(known: Attributes, found: Attributes) -> Change:
     return Change.UNCLEAR
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Node:
     """One version of one inode.
+
+    There is one for each file that somebody has looked at and the kernel has not forgotten, half a million perhaps. So
+    it is small: it has no dict that it does not need, and its attributes are packed while nobody has it open.
 
     Attributes:
         parent: the directory it was last seen in; None for the root.
         name: its name there.
-        attributes: as last seen.
+        filesystem, inode: which file it is.
         table: its windows; None until a parse has found some.
         parsed: the version that the table is of; None while no parse has ended.
         stale: the source has moved on; reads answer ESTALE.
         keep_pages: whether pages that the kernel has of it are those of the version.
         lost: it was renamed, and has not been found under its new name yet.
         opens: handles open on it.
-        known: a backend has a number for it.
+        number, look_ups: a backend's number for it, and how often the kernel was given that; 0 where it has none.
+        children: of a directory, what its names stood for when they were last looked up; None where none was.
         refreshing: a look at its attributes is under way.
         view: what may be read of it without asking the engine; None where nothing may.
         writing: it is being changed through the mount, or its ranges are not believed again yet.
         changes: goes up with every change of a file through the mount. If there was one, a look that finds other
             contents may be from before that.
         unlinked: its last name was removed through the mount: by no path will it be found again.
-        others: more names of it, as they were seen; the last seen is last.
+        others: more names of it, as they were seen; the last seen is last. None where there are none.
     """
 
     parent: Node | None
     name: bytes
-    attributes: Attributes
+    _attributes: Attributes | bytes = field(repr=False)
+    filesystem: int = 0
+    inode: int = 0
     table: RangeTable | None = None
     parsed: Version | None = None
     stale: bool = False
     keep_pages: bool = True
     lost: bool = False
     opens: int = 0
-    known: bool = False
+    number: int = 0
+    look_ups: int = 0
     refreshing: bool = field(default=False, repr=False)
     view: FileView | None = field(default=None, repr=False)
     writing: Writing | None = field(default=None, repr=False)
     changes: int = 0
     unlinked: bool = False
-    others: dict[tuple[Node, bytes], None] = field(default_factory=dict, repr=False)
+    others: dict[Place, None] | None = field(default=None, repr=False)
+    children: dict[bytes, Node] | None = field(default=None, repr=False)
+
+    @property
+    def attributes(self) -> Attributes:
+        """As last seen."""
+        known = self._attributes
+        return Attributes(self.file, *_ATTRIBUTES.unpack(known)) if isinstance(known, bytes) else known
+
+    @attributes.setter
+    def attributes(self, attributes: Attributes) -> None:
+        self.filesystem, self.inode = attributes.file
+        self._attributes = attributes
+        if not self.opens:
+            self._pack()
+
+    @property
+    def known(self) -> bool:
+        """Whether a backend has a number for it."""
+        return self.number != 0
+
+    def opened(self) -> None:
+        """There is one handle more on it."""
+        self._attributes = self.attributes
+        self.opens += 1
+
+    def closed(self) -> None:
+        """There is one handle less."""
+        self.opens -= 1
+        if not self.opens:
+            self._pack()
+
+    def _pack(self) -> None:
+        known = self._attributes
+        if isinstance(known, Attributes):
+            times = (known.atime_ns, known.mtime_ns, known.ctime_ns)
+            owner = (known.mode, known.nlink, known.uid, known.gid, known.rdev)
+            self._attributes = _ATTRIBUTES.pack(*owner, known.size, known.blocks, *times)
 
     @property
     def is_written(self) -> bool:
@@ -115,7 +165,8 @@ class Node:
 
     @property
     def file(self) -> FileId:
-        return self.attributes.file
+        known = self._attributes
+        return FileId(self.filesystem, self.inode) if isinstance(known, bytes) else known.file
 
     @property
     def version(self) -> Version:
@@ -141,19 +192,21 @@ class NodeTable:
     """The current node of each inode."""
 
     def __init__(self, root: Attributes) -> None:
-        self.root = Node(None, b"", root)
-        self._nodes: dict[FileId, Node] = {root.file: self.root}
-        self._children: dict[tuple[Node, bytes], Node] = {}
+        self.root = _new_node(None, b"", root)
+        # By file system and inode: a FileId for each would take 80 bytes.
+        self._nodes: dict[int, dict[int, Node]] = {}
+        self._enter(self.root)
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return sum(map(len, self._nodes.values()))
 
     def __iter__(self) -> Iterator[Node]:
-        return iter(self._nodes.values())
+        return chain.from_iterable(nodes.values() for nodes in self._nodes.values())
 
     def current(self, file: FileId) -> Node | None:
         """The node of an inode, as it was last seen; None where nobody has looked at it."""
-        return self._nodes.get(file)
+        nodes = self._nodes.get(file.filesystem)
+        return None if nodes is None else nodes.get(file.inode)
 
     def seen(
         self, parent: Node, name: bytes, attributes: Attributes, *, renamed: bool = False
@@ -166,28 +219,28 @@ class NodeTable:
         Returns:
             its node, and the node whose place it took if the file's contents have changed.
         """
-        node, replaced = self._nodes.get(attributes.file), None
+        node, replaced = self.current(attributes.file), None
         is_gone = node is not None and node.unlinked and not node.opens
         if node is None or is_gone or _is_another(node, attributes, renamed=renamed):
             replaced = node
-            node = Node(parent, name, attributes)
-            self._nodes[attributes.file] = node
+            node = _new_node(parent, name, attributes)
+            self._enter(node)
             if replaced is not None:
                 self._disown(replaced)
                 replaced.mark_stale()
         elif node.parent is not None:
             refresh(node, attributes, renamed=renamed)
             self._name(node, parent, name)
-        self._children[parent, name] = node
+        _put((parent, name), node)
         return node, replaced
 
     def child(self, parent: Node, name: bytes) -> Node | None:
         """What this name in a directory stood for when it was last looked up."""
-        return self._children.get((parent, name))
+        return _at((parent, name))
 
     def unlinked(self, parent: Node, name: bytes) -> None:
         """This name was removed."""
-        node = self._children.pop((parent, name), None)
+        node = _take((parent, name))
         if node is not None:
             self._lose(node, (parent, name))
 
@@ -201,11 +254,11 @@ class NodeTable:
     def renamed(self, parent: Node, name: bytes, to: Node, new_name: bytes, *, exchange: bool = False) -> None:
         """A name was moved, in the place of what had the new one, or in exchange with it."""
         old, new = (parent, name), (to, new_name)
-        moved, other = self._children.get(old), self._children.get(new)
+        moved, other = _at(old), _at(new)
         if moved is other:  # two names of one file, which stay
             return
-        self._children.pop(old, None)
-        self._children.pop(new, None)
+        _take(old)
+        _take(new)
         if moved is not None:
             self._lose(moved, old, new)
         if other is not None:
@@ -213,54 +266,104 @@ class NodeTable:
 
     def move_root(self, attributes: Attributes) -> None:
         """Another file system has been mounted where the source is."""
-        del self._nodes[self.root.file]
+        self._leave(self.root)
         self.root.attributes = attributes
-        self._nodes[attributes.file] = self.root
+        self._enter(self.root)
 
     def is_current(self, node: Node) -> bool:
         """Whether the table still has this node for its inode."""
-        return self._nodes.get(node.file) is node
+        return self.current(node.file) is node
 
     def forget(self, node: Node) -> None:
         """The backend has forgotten it."""
         if node is self.root or node.opens:
             return
         self._disown(node)
-        if self._nodes.get(node.file) is node:
-            del self._nodes[node.file]
+        if self.is_current(node):
+            self._leave(node)
+
+    def _enter(self, node: Node) -> None:
+        self._nodes.setdefault(node.filesystem, {})[node.inode] = node
+
+    def _leave(self, node: Node) -> None:
+        nodes = self._nodes[node.filesystem]
+        del nodes[node.inode]
+        if not nodes:
+            del self._nodes[node.filesystem]
 
     def _name(self, node: Node, parent: Node, name: bytes) -> None:
         """It was seen under this name: the one that it had is another of its names, unless somebody has that."""
         if node.parent is not None and (node.parent, node.name) != (parent, name):
             if node.attributes.nlink <= 1 or node.attributes.is_directory:
                 self._disown(node)
-            elif self._children.get((node.parent, node.name)) is node:
-                node.others[node.parent, node.name] = None
-                if len(node.others) > NAMES_MAX:
-                    oldest = next(iter(node.others))
-                    del node.others[oldest]
-                    self._children.pop(oldest, None)
-            node.others.pop((parent, name), None)
+            elif _at((node.parent, node.name)) is node:
+                others = _add_name(node, (node.parent, node.name))
+                if len(others) > NAMES_MAX:
+                    oldest = next(iter(others))
+                    del others[oldest]
+                    _take(oldest)
+            _drop_name(node, (parent, name))
         node.parent, node.name, node.lost, node.unlinked = parent, name, False, False
 
-    def _lose(self, node: Node, name: tuple[Node, bytes], then: tuple[Node, bytes] | None = None) -> None:
+    def _lose(self, node: Node, name: Place, then: Place | None = None) -> None:
         """It does not have this name any more, but another one perhaps."""
         if then is not None:
-            self._children[then] = node
+            _put(then, node)
         if (node.parent, node.name) != name:
-            node.others.pop(name, None)
+            _drop_name(node, name)
             if then is not None:
-                node.others[then] = None
+                _add_name(node, then)
         elif then is not None:
             node.parent, node.name = then
         elif not self.other_name(node) and node.attributes.is_directory:
             node.mark_unlinked()
 
     def _disown(self, node: Node) -> None:
-        for parent, name in ((node.parent, node.name), *node.others):
-            if parent is not None and self._children.get((parent, name)) is node:
-                del self._children[parent, name]
-        node.others.clear()
+        for parent, name in ((node.parent, node.name), *(node.others or ())):
+            if parent is not None and _at((parent, name)) is node:
+                _take((parent, name))
+        node.others = None
+
+
+def _new_node(parent: Node | None, name: bytes, attributes: Attributes) -> Node:
+    node = Node(parent, name, attributes)
+    node.attributes = attributes
+    return node
+
+
+def _at(place: Place) -> Node | None:
+    """What a name in a directory stands for, as far as it is known."""
+    parent, name = place
+    return None if parent.children is None else parent.children.get(name)
+
+
+def _put(place: Place, node: Node) -> None:
+    parent, name = place
+    if parent.children is None:
+        parent.children = {}
+    parent.children[name] = node
+
+
+def _take(place: Place) -> Node | None:
+    parent, name = place
+    if parent.children is None:
+        return None
+    node = parent.children.pop(name, None)
+    if not parent.children:
+        parent.children = None
+    return node
+
+
+def _add_name(node: Node, place: Place) -> dict[Place, None]:
+    if node.others is None:
+        node.others = {}
+    node.others[place] = None
+    return node.others
+
+
+def _drop_name(node: Node, place: Place) -> None:
+    if node.others is not None:
+        node.others.pop(place, None)
 
 
 def refresh(node: Node, attributes: Attributes, *, renamed: bool = False) -> bool:

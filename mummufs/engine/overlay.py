@@ -268,7 +268,7 @@ class Overlay:
     def _opened(self, node: Node, file: SourceFile) -> Handle:
         self.check_files(node)
         self._files[node] = file
-        node.opens += 1
+        node.opened()
         return Handle(node, file, node.keep_pages)
 
     def adopt(self, node: Node, file: SourceFile) -> Handle:
@@ -314,7 +314,7 @@ class Overlay:
     def close(self, handle: Handle) -> None:
         """Close a handle. The file is closed with its last reader, a fill perhaps."""
         node = handle.node
-        node.opens -= 1
+        node.closed()
         if node.opens == 0:
             self._files.pop(node, None)
 

@@ -1,9 +1,12 @@
 """The view of what is resident, and the owner of the open range files.
 
 The trio side puts entries in and takes them out; worker threads (and every backend that serves without asking trio)
-look them up. An entry is immutable and the table is one dict, replaced entry by entry, so a look-up needs no lock and
-sees an entry or none. A descriptor is closed with the last reference to its `StoredRange`: whoever has one in hand
-reads from that file or is told that it is gone, and never from another that got its number.
+look them up. What a scan has found has no entry until it is opened, because there may be half a million of them: the
+index knows the version of each. The index is changed first and `remove` called then, so that who is opening a range
+meanwhile is either seen by `remove` or sees the change.
+
+A descriptor is closed with the last reference to its `StoredRange`: whoever has one in hand reads from that file or is
+told that it is gone, and never from another that got its number.
 
 At most `open_max` range files are kept open; the one used longest ago is let go first. That it was proved is kept.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -22,8 +26,8 @@ from mummufs.store.osfs import FileState
 from mummufs.store.rangestore import RangeStore
 from mummufs.store.storedrange import StoredRange
 
-OPEN_MAX = 64 << 10
-"""Range files kept open, where the limit of descriptors allows: each has two, and takes some 3 KiB of memory."""
+OPEN_MAX = 16 << 10
+"""Range files kept open, where the limit of descriptors allows: each has two, and takes some 1.3 KB of our memory."""
 
 
 class ResidentRange(NamedTuple):
@@ -36,35 +40,47 @@ class ResidentRange(NamedTuple):
 class Resident:
     """The resident ranges. `acquire` is called from worker threads, everything else from the trio thread."""
 
-    def __init__(self, store: RangeStore, open_max: int = OPEN_MAX) -> None:
+    def __init__(
+        self, store: RangeStore, known: Callable[[RangeKey], Version | None], open_max: int = OPEN_MAX
+    ) -> None:
+        """A view in which nothing has been opened.
+
+        Args:
+            known: the version of a range that the index has as resident; None of any other. Any thread may call it.
+            open_max: range files kept open.
+        """
         self._store = store
+        self._known = known
         self._open_max = open_max
-        self._ranges: dict[RangeKey, ResidentRange | Version] = {}  # a Version until it is first opened
+        self._ranges: dict[RangeKey, ResidentRange] = {}  # those that were opened or filled
+        self._withheld: set[RangeKey] = set()  # those that are resident, but out of sight until they are added again
         self._open: OrderedDict[ResidentRange, tuple[StoredRange, OpenRanges]] = OrderedDict()
         self._in_use: WeakValueDictionary[ResidentRange, StoredRange] = WeakValueDictionary()
         self._proofs: dict[ResidentRange, FileState] = {}
         self._files: WeakValueDictionary[tuple[FileId, Version], OpenRanges] = WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._ranges)
-
     def add(self, key: RangeKey, version: Version, stored: StoredRange | None = None) -> None:
-        """A range can be served from now on, from `stored` if that is given."""
-        if stored is None:
-            with self._lock:
-                self._ranges[key] = version
-            return
-        entry = ResidentRange(key, version)
+        """A range, which is resident by the index, can be served from now on, from `stored` if that is given."""
         with self._lock:
-            self._ranges[key] = entry
+            self._withheld.discard(key)
+            if stored is None:
+                return
+            entry = self._ranges[key] = ResidentRange(key, version)
         self._keep(entry, stored)
 
     def remove(self, key: RangeKey) -> StoredRange | None:
-        """No read that begins from now on is served from this range. Returns its open file, if anybody has one."""
+        """No read that begins from now on is served from this range. Returns its open file, if anybody has one.
+
+        The index has been told before: it is on its way out, or its version has changed. Then it is added again.
+        """
         with self._lock:
+            if self._known(key) is None:
+                self._withheld.discard(key)
+            else:
+                self._withheld.add(key)
             entry = self._ranges.pop(key, None)
-            if not isinstance(entry, ResidentRange):
+            if entry is None:
                 return None
             stored = self._in_use.pop(entry, None)
             self._proofs.pop(entry, None)
@@ -84,18 +100,16 @@ class Resident:
         """
         with self._lock:
             entry = self._ranges.get(key)
-            if isinstance(entry, Version):
-                entry = self._ranges[key] = ResidentRange(key, entry)
-            if entry is None or entry.version != version:
+            if entry is None:
+                if key in self._withheld or self._known(key) != version:
+                    return None
+                entry = self._ranges[key] = ResidentRange(key, version)
+            if entry.version != version:
                 return None
             stored = self._in_use.get(entry)
         if stored is None:
             stored = self._store.open_range(key, version)
         return self._keep(entry, stored)
-
-    def keys(self) -> list[RangeKey]:
-        """The ranges that can be served now, in no order."""
-        return list(self._ranges)
 
     @property
     def open_files(self) -> int:

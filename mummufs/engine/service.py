@@ -171,7 +171,7 @@ class Service:
     def _make_cache(self, store: RangeStore, options: ServiceOptions, wall_ns: Callable[[], int]) -> Cache:
         index = CacheIndex(options.budget_bytes, POLICIES[options.policy](options.budget_bytes))
         index.set_overhead(store.overhead_bytes)
-        resident = Resident(store, options.open_max)
+        resident = Resident(store, index.version, options.open_max)
         gate = Gate(store, self.pools, self.counters)
         evictor = Evictor(index, resident, store, gate, self.counters)
         filler = Filler(
@@ -294,5 +294,4 @@ class Service:
     def _restore(self, found: Iterable[tuple[RangeKey, Version]]) -> None:
         assert self.cache is not None
         for key, version in found:
-            if self.cache.index.restore(key, charge_of(key.size), version):
-                self.cache.resident.add(key, version)
+            self.cache.index.restore(key, charge_of(key.size), version)

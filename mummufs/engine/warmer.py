@@ -315,7 +315,7 @@ class _Warm:
         """The coldest ranges that may go, of so many bytes; fewer where there are no more."""
         if self._victims is None:
             self._victims = []
-            for i, key in enumerate(self._cache.resident.keys()):
+            for i, key in enumerate(self._index.keys()):
                 if self._may_go(key):
                     heappush(self._victims, (self._lately.has_read(key), self._index.heat(key), key))
                 if i % STEP == STEP - 1:

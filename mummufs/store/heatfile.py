@@ -48,7 +48,7 @@ from mummufs.store.smallfile import read_whole, set_aside
 
 HEAT_FORMAT_VERSION = 1
 RECORDS_MAX = 200_000
-"""Ranges of one heat file: as many as an index remembers of absent ranges. It is rewritten every minute, so it has to
+"""Ranges of one heat file; a mount saves as many as the next one takes in. It is rewritten every minute, so it has to
 be small: this many are some 6 MB."""
 PACKS_MAX = 1024
 NAME_BYTES_MAX = 4096

@@ -41,6 +41,8 @@ class _Descriptor:
     while the finalizer runs, its descriptor closed and perhaps somebody else's by then.
     """
 
+    __slots__ = ("_closer", "_fs", "direct", "fd", "on_close")
+
     def __init__(self, fs: Os, fd: int, closer: Closer) -> None:
         self._fs = fs
         self._closer = closer
@@ -88,6 +90,8 @@ def write_all(fs: Os, fd: int, data: memoryview, offset: int) -> None:
 
 class StoredRange:
     """An open range file. Closed with its last reference, so that a read under way never loses its descriptor."""
+
+    __slots__ = ("__weakref__", "_descriptor", "_fs", "_proved", "_proving", "key", "version")
 
     def __init__(self, fs: Os, fd: int, key: RangeKey, version: Version, closer: Closer = at_once) -> None:
         self._fs = fs

@@ -58,5 +58,5 @@ def test_what_was_recalled_comes_before_what_was_touched() -> None:
         for i in (2 * mount + 1, 2 * mount):
             index.touch(_key(i), PAGE_SIZE, hit=False)
             order.append(_key(i))
-        records = {record.key: record for record in index.hot_ranges()}
+        records = {record.key: record for step in index.hot_steps(256) for record in step}
         assert sorted(records, key=lambda key: records[key].seq) == order

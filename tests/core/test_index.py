@@ -328,7 +328,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert statistics.ghosts == len(ghosts)
         staying = [k for k in self.known if k in self.pins and self.known[k].state is not State.EVICTING]
         assert self.index.pinned_bytes == sum(self.known[k].charge for k in staying)
-        records = {record.key: record.heat for record in self.index.hot_ranges()}
+        records = {record.key: record.heat for step in self.index.hot_steps(256) for record in step}
         heats = {key: self.policy.heat(use.pack, use.date) for key, use in self.uses.items() if use.date != COLD}
         assert records == heats
         assert all(self.index.heat(key) == heats.get(key, COLD) for key in KEYS)

@@ -180,11 +180,36 @@ def test_restored_ranges_each_have_a_place_of_their_own() -> None:
 
 def test_the_number_of_ghosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GHOSTS_MAX", 3)
+    monkeypatch.setattr(module, "GHOSTS_MIN", 3)
     index = CacheIndex(BUDGET, HotnessPolicy(BUDGET))
     for i in (0, 1, 2, 0, 3):
         index.touch(_key(i), 1, hit=False)
     index._check()
-    assert {record.key for record in index.hot_ranges()} == {_key(0), _key(2), _key(3)}
+    assert {record.key for step in index.hot_steps(256) for record in step} == {_key(0), _key(2), _key(3)}
+
+
+def test_the_more_ranges_are_known_that_are_not_absent_the_fewer_ghosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GHOSTS_MAX", 6)
+    monkeypatch.setattr(module, "GHOSTS_MIN", 2)
+    index = CacheIndex(BUDGET, HotnessPolicy(BUDGET))
+    for i in range(8):
+        index.touch(_key(i), 1, hit=False)
+    assert index.statistics().ghosts == 6
+    for i in range(2, 7):  # of ghosts: the sum does not change until no fewer are kept
+        assert not _fill(index, _key(i))
+        index._check()
+    assert index.statistics().ghosts == 1
+    for i in range(8, 12):
+        index.touch(_key(i), 1, hit=False)
+        index._check()
+    assert index.statistics().ghosts == 2
+    assert not _fill(index, _key(20))  # one that nobody knew
+    index._check()
+    assert index.statistics().ghosts == 2
+    index.begin_evict(_key(2))
+    index.finish_evict(_key(2))
+    index._check()
+    assert index.statistics().ghosts == 2
 
 
 def test_the_headroom_is_kept_free_without_anybody_waiting() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 import pytest
 
@@ -189,8 +190,8 @@ def test_heat_and_activity_of_an_earlier_mount_with_another_budget() -> None:
         for _ in range(i + 1):
             _read(before, key)
     _read(before, _keys(1, file=2)[0])
-    heats = {record.key: record.heat for record in before.hot_ranges()}
-    records = sorted(before.hot_ranges(), key=lambda record: -record.seq)
+    heats = {record.key: record.heat for step in before.hot_steps(256) for record in step}
+    records = sorted(chain.from_iterable(before.hot_steps(256)), key=lambda record: -record.seq)
     after = CacheIndex(5 * BUDGET, HotnessPolicy(5 * BUDGET))
     for key in keys[:10]:
         after.restore(key, SIZE, V)
@@ -199,7 +200,7 @@ def test_heat_and_activity_of_an_earlier_mount_with_another_budget() -> None:
     for rank, record in enumerate(records):
         after.recall(record._replace(seq=len(records) - rank))
     after._check()
-    recalled = {record.key: record.heat for record in after.hot_ranges()}
+    recalled = {record.key: record.heat for step in after.hot_steps(256) for record in step}
     assert recalled == pytest.approx(heats)
     assert list(after.resident_keys()) == keys[:10], "coldest first"
     then, now = ({pack.name: pack.activity for pack in index.packs()} for index in (before, after))

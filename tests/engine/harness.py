@@ -244,13 +244,14 @@ class Engine:
         self.service.reader._placing.grazes._check()
         reads = self.counters.reads
         assert reads.hit_bytes + reads.miss_bytes + reads.bypass_bytes == reads.replied_bytes
-        entries = self.index._entries.values()
-        resident = {range_name(e.key) for e in entries if e.state is State.RESIDENT}
-        leaving = {range_name(e.key) for e in entries if e.state is State.EVICTING}  # the name goes first
+        entries = self.index._entries.items()
+        resident = {range_name(key) for key, e in entries if e.state is State.RESIDENT}
+        leaving = {range_name(key) for key, e in entries if e.state is State.EVICTING}  # the name goes first
         found = {os.fspath(p.relative_to(self.store_dir)) for p in (self.store_dir / RANGES_DIR).glob("*/*")}
         assert found - foreign - leaving == resident
         assert list((self.store_dir / TMP_DIR).iterdir()) == []
-        assert set(self.index.resident_keys()) == set(self.cache.resident._ranges)
+        assert set(self.cache.resident._ranges) <= set(self.index.resident_keys())
+        assert not self.cache.resident._withheld
         self.check_gauges(evicting=evicting)
 
     def check_gauges(self, *, evicting: int = 0) -> None:

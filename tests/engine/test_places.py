@@ -101,7 +101,7 @@ async def test_a_look_from_inside_does_not_count_as_the_kernel_s(tmp_path: Path)
     source = MemorySource({b"model": b"x"})
     async with engine(source, tmp_path, FakeParser()) as e:
         handle = await e.open(b"model")
-        handle.node.known = True
+        handle.node.number = 1
         source.chmod(b"model", 0o600)
         async with places_of(e).opened(b"model") as inside:
             assert inside.node is handle.node

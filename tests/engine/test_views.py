@@ -78,7 +78,7 @@ def test_the_pieces_of_a_read(spans: list[tuple[int, int]], has: set[int], offse
 def test_a_view_shows_what_is_resident_as_it_changes(tmp_path: Path) -> None:
     """Put in, evicted, of another version: the view that was taken before sees it."""
     store = RangeStore(FaultyOs(tmp_path))
-    resident = Resident(store)
+    resident = Resident(store, lambda _: None)
     table = make_table(4 * PAGE, [(0, 2 * PAGE), (2 * PAGE, 2 * PAGE)])
     version = Version(4 * PAGE, 1, 1)
     view = resident.view(FILE, version, table)
@@ -100,8 +100,8 @@ def test_a_view_shows_what_is_resident_as_it_changes(tmp_path: Path) -> None:
 
 def test_a_file_that_is_let_go_is_in_no_view(tmp_path: Path) -> None:
     store = RangeStore(FaultyOs(tmp_path))
-    resident = Resident(store, open_max=1)
     version = Version(2 * PAGE, 1, 1)
+    resident = Resident(store, lambda _: version, open_max=1)
     view = resident.view(FILE, version, make_table(2 * PAGE, [(0, PAGE), (PAGE, PAGE)]))
     for at in (0, PAGE):
         key = RangeKey(FILE, at, PAGE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -13,17 +14,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
+import pytest
 
+from mummufs.core.ratings import GHOSTS_MAX
 from mummufs.engine.filler import IN_FLIGHT_BYTES_MAX
+from mummufs.mount import HEAT_SAVE_ENV
 from tests.mounts.harness import REPOSITORY, opened, why_no_mounts
 from tests.soak import leaks
 from tests.soak.big import WINDOW_BYTES, write_heat, write_model, write_store
-from tests.soak.findings import Finding, Timed, disk_bytes, memory_bytes
+from tests.soak.findings import STOCK_S, Finding, Timed, disk_bytes, memory_bytes
 from tests.support.models import write_gguf, write_gguf_split
+from tests.support.waiting import wait_for
 
 STORED = 500_000
 MODEL_RANGES = 100_000
 HOT_RESIDENT, HOT_ABSENT = 100_000, 100_000
+HOT_MAX = GHOSTS_MAX
+"""Ranges of which a mount takes in the heat. Those that are absent take most memory."""
 READERS = 64
 RSS_BYTES = 300_000_000
 FIRST_STAT_S = 2.0
@@ -35,6 +42,11 @@ DU_PAUSE_S = 0.003
 READ_RANGES = 16_384
 """Ranges that the cold readers of the large model read: a GiB."""
 LAG_S = 180
+MARGIN_BYTES = 20_000_000
+SAVE_S = 5
+TREE_FILES, FOLDER_FILES = 100_000, 1000
+NODE_BYTES = 700
+"""Of what a file costs that the kernel knows a tenth depends on how full the tables are."""
 
 
 def check_budget(root: Path) -> list[Finding]:
@@ -88,40 +100,68 @@ def check_budget(root: Path) -> list[Finding]:
 
 
 def check_size(root: Path) -> list[Finding]:
-    """A store of half a million ranges, heat of 200,000, a model of 100,000: memory, and the first look."""
+    """A store of half a million ranges, all the heat there can be, a model of 100,000: memory, and the first look.
+
+    Half of the bound is for what is in flight, which is never more than it is said to be. So when nothing is, and
+    everything else is as large as it gets at one time, there must be the other half left, and a margin.
+    """
     source, store = root / "source", root / "store"
     source.mkdir()
     write_store(store, STORED)
-    write_heat(store, HOT_RESIDENT, HOT_ABSENT, STORED)
+    write_heat(store, 0, HOT_MAX, STORED)
     write_model(source / "model", MODEL_RANGES)
     options = ("settle=0", "store_reserve=0")
     m = Timed(source, store=store, store_size="64G", options=options, check_books=False)
     m.first_path = "model"
-    with m:
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setenv(HEAT_SAVE_ENV, str(SAVE_S))
+        stack.enter_context(m)
         at_rest = memory_bytes(m.pid, "VmRSS")
         assert m.status()["store"]["ranges"] == STORED
         with opened(m.path("model")):
             m.settle()
         with_model = memory_bytes(m.pid, "VmRSS")
         with opened(m.path("model")) as fd, ThreadPoolExecutor(READERS) as readers:
+            saves = m.status()["heat"]["saves"]
 
             def read(number: int) -> None:
                 for i in range(number, READ_RANGES, READERS):
                     os.pread(fd, WINDOW_BYTES, i * (MODEL_RANGES // READ_RANGES) * WINDOW_BYTES)
 
             list(readers.map(read, range(READERS)))
-        status = m.settle()
-        assert status["fills"]["completed"] > 0 and status["errors"]["handler"] == 0, status
-        most = memory_bytes(m.pid, "VmHWM")
+            m.settle()
+            status = wait_for(m.status, lambda s: s["heat"]["saves"] > saves, STOCK_S)
+            assert status["fills"]["completed"] > 0 and status["errors"]["handler"] == 0, status
+            known = status["heat"]["saved_ranges"]
+            after, most = memory_bytes(m.pid, "VmRSS"), memory_bytes(m.pid, "VmHWM")
+    assert known > 0.95 * HOT_MAX, f"the heat of {known} ranges is known: that is not the most"
     limit = (RSS_BYTES + IN_FLIGHT_BYTES_MAX) / 1e6
     return [
         Finding("500,000 ranges: first stat, after the mount command returned", m.first_stat_s, "s", FIRST_STAT_S),
         Finding("the mount command itself", m.mounted_s, "s"),
         Finding("all ranges accounted for after", m.stock_s, "s"),
-        Finding("RSS then, with the heat of 200,000", at_rest / 1e6, "MB", limit),
+        Finding(f"RSS then, with the heat of {HOT_MAX:,}", at_rest / 1e6, "MB", limit),
         Finding("and with a model of 100,000 ranges open", with_model / 1e6, "MB", limit),
         Finding("most RSS, with 64 cold readers", most / 1e6, "MB", limit),
+        Finding("RSS then, with nothing in flight", after / 1e6, "MB", (RSS_BYTES - MARGIN_BYTES) / 1e6),
     ]
+
+
+def check_nodes(root: Path) -> list[Finding]:
+    """A tree of 100,000 files that find(1) has walked."""
+    source = root / "source"
+    for folder in range(TREE_FILES // FOLDER_FILES):
+        (source / f"{folder:03}").mkdir(parents=True)
+        for i in range(FOLDER_FILES):
+            os.close(os.open(source / f"{folder:03}" / f"file-{i:05}.bin", os.O_WRONLY | os.O_CREAT, 0o644))
+    m = Timed(source, store=root / "store", options=("settle=0", "store_reserve=0"))
+    with m:
+        before = memory_bytes(m.pid, "VmRSS")
+        subprocess.run(["find", m.path(""), "-size", "+1", "-type", "f"], check=True, timeout=STOCK_S)
+        grown = memory_bytes(m.pid, "VmRSS") - before
+        nodes = m.status()["gauges"]["nodes"]
+    assert nodes > TREE_FILES, f"the kernel knows {nodes} of them: this has proved nothing"
+    return [Finding("each of 100,000 files that the kernel knows: RSS", grown / nodes, "bytes", NODE_BYTES)]
 
 
 def check_lag(root: Path) -> list[Finding]:
@@ -178,6 +218,7 @@ def check_descriptors(root: Path) -> list[Finding]:
 CHECKS: dict[str, Callable[[Path], list[Finding]]] = {
     "budget": check_budget,
     "size": check_size,
+    "nodes": check_nodes,
     "lag": check_lag,
     "descriptors": check_descriptors,
 }

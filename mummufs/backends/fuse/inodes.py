@@ -29,8 +29,7 @@ class Inodes:
         self._root = root
         self._is_written_to = is_written_to
         self._nodes: dict[int, Node] = {ROOT: root}
-        self._numbers: dict[Node, int] = {root: ROOT}
-        self._look_ups: dict[int, int] = {}
+        root.number = ROOT
         self._next = _OWN_NUMBERS
 
     def __len__(self) -> int:
@@ -49,48 +48,42 @@ class Inodes:
 
     def number(self, node: Node) -> int:
         """The node's number, a new one if the kernel does not know it yet."""
-        number = self._numbers.get(node)
-        if number is None:
-            number = self._free_number(node)
+        if not node.number:
+            node.number = number = self._free_number(node)
             self._nodes[number] = node
-            self._numbers[node] = number
-            node.known = True
-        return number
+        return node.number
 
     def known(self, node: Node) -> int | None:
         """The node's number, if the kernel knows it."""
-        return self._numbers.get(node)
+        return node.number or None
 
     def looked_up(self, number: int) -> None:
         """The kernel has been given this number once more."""
         if number != ROOT:
-            self._look_ups[number] = self._look_ups.get(number, 0) + 1
+            self._nodes[number].look_ups += 1
 
     def forget(self, number: int, look_ups: int) -> Node | None:
         """The kernel gives look-ups back; the node, if these were the last."""
-        if number == ROOT or number not in self._nodes:
+        node = self._nodes.get(number)
+        if number == ROOT or node is None:
             return None
-        left = self._look_ups.get(number, 0) - look_ups
-        if left > 0:
-            self._look_ups[number] = left
-            return None
-        self._look_ups.pop(number, None)
-        return self._drop(number)
+        node.look_ups = max(0, node.look_ups - look_ups)
+        return None if node.look_ups else self._drop(node)
 
     def drop_unused(self, number: int) -> None:
         """Take back a number that the kernel was not given after all."""
-        if number != ROOT and number not in self._look_ups:
-            self._drop(number)
+        node = self.node(number)
+        if number != ROOT and not node.look_ups:
+            self._drop(node)
 
-    def _drop(self, number: int) -> Node:
-        node = self._nodes.pop(number)
-        del self._numbers[node]
-        node.known = False
+    def _drop(self, node: Node) -> Node:
+        del self._nodes[node.number]
+        node.number = 0
         return node
 
     def _free_number(self, node: Node) -> int:
-        number = node.file.inode
-        same = node.file.filesystem == self._root.file.filesystem
+        number = node.inode
+        same = node.filesystem == self._root.filesystem
         free = ROOT < number < _OWN_NUMBERS and number not in self._nodes
         if same and free and not self._is_written_to(number):
             return number
