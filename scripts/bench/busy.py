@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 import struct
 import threading
@@ -15,8 +17,8 @@ from scripts.bench.benchlib import wait_until
 TOKENS = 250_000
 TENSORS = 100_000
 TENSOR_FLOATS = 1 << 16
-FILES = 24
-"""Each is parsed once."""
+FILES = 4
+"""Parsed in turn, each as a new version of itself."""
 
 PERIOD_S = 0.1
 TIMEOUT_S = 60.0
@@ -55,11 +57,13 @@ def remove_headers(directory: Path) -> None:
 
 
 class Headers:
-    """Headers that this mount has not parsed yet, handed out one after the other."""
+    """Headers that the mount parses, one after the other, for as long as there is work to be had beside."""
 
-    def __init__(self, mount: BenchMount) -> None:
+    def __init__(self, mount: BenchMount, directory: Path) -> None:
+        """Have the headers that `make_headers` made in the mount's source."""
         self._mount = mount
-        self._left = iter(range(FILES))
+        self._directory = directory
+        self._numbers = itertools.cycle(range(FILES))
 
     @property
     def parsed(self) -> int:
@@ -86,7 +90,8 @@ class Headers:
 
     def _open_each(self, ended: threading.Event) -> None:
         """Open the next one as soon as the daemon has no other to parse."""
-        for number in self._left:
+        for number in self._numbers:
+            os.utime(self._directory / f"{PREFIX}{number}.gguf")  # another version: what is known of it is void
             with (self._mount.mountpoint / f"{PREFIX}{number}.gguf").open("rb", buffering=0) as file:
                 file.read(PAGE_BYTES)
             while not ended.wait(PERIOD_S):

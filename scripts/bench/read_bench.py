@@ -200,7 +200,7 @@ class ReadBench:
             stack.callback(remove_headers, self._places.source)
             mount = self._mount(BUSY, self._places.source, "store", stack)
             mount.warm(NAME)
-            headers = Headers(mount)
+            headers = Headers(mount, self._places.source)
             path, work = mount.mountpoint / NAME, self._places.work
             for row in rows:
                 with self.results.noting(row.title):
