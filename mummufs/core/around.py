@@ -38,6 +38,7 @@ ROWS_MAX = 64
 WALK_BYTES = 4 << 20
 """Windows of so many bytes in a row are a walk through the file. The kernel reads ahead into the next one or two."""
 AHEAD = 2
+"""Times the length of the row. Half of that is through before more is asked for."""
 GAP_MAX_BYTES = 2 << 20
 """Windows closer than this follow one another, and cost no seek."""
 
@@ -73,7 +74,7 @@ class ReadAround:
 
     Attributes:
         asked_bytes: what was asked for besides windows that were about to be read, so far.
-        used_bytes: how much of it was read then.
+        used_bytes: how much of it was read then. What is read again, because it was not stored, counts again.
     """
 
     def __init__(self) -> None:

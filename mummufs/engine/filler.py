@@ -143,7 +143,7 @@ class Filler:
     def share_used(self) -> float | None:
         """Which part of the blocks that disks were asked for was used; None where there are none."""
         around = self._around
-        return around.used_bytes / around.asked_bytes if around and around.asked_bytes else None
+        return min(1.0, around.used_bytes / around.asked_bytes) if around and around.asked_bytes else None
 
     def offer_nowait(
         self,
