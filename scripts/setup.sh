@@ -2,6 +2,7 @@
 # Running it again costs nothing where everything is there.
 
 PACKAGES="fuse3 libfuse3-dev pkg-config gcc python3-dev python3-venv"
+CHECK_PACKAGES="libglib2.0-bin"  # for libcachesim, which is linked with GLib and does not bring it; so named in each Debian
 
 as_root() {
     if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi

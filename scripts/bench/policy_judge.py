@@ -34,11 +34,13 @@ RECORD = np.dtype([("time", "<u4"), ("range", "<u8"), ("size", "<u4"), ("next_us
 
 
 def library() -> Any:
-    """Libcachesim. Raises ClickException where it is not installed."""
+    """Libcachesim. Raises ClickException where it is not installed, or not GLib, which it is linked with."""
     try:
         return importlib.import_module("libcachesim")
-    except ImportError:
+    except ModuleNotFoundError:
         raise click.ClickException("the judge is libcachesim: pip install '.[bench]'") from None
+    except ImportError as error:
+        raise click.ClickException(f"libcachesim does not load: {error}: apt-get install libglib2.0-0") from None
 
 
 class Judge:
