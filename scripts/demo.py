@@ -104,13 +104,13 @@ def slow_disk(back: Path, mountpoint: Path) -> Iterator[None]:
 
 
 def status(mountpoint: Path) -> dict[str, Any]:
-    """The mount's counters, once nothing is being filled."""
+    """The mount's counters, once nothing is being looked for or filled."""
     while True:
         done = subprocess.run(
             [*MUMMUFS, "status", mountpoint, "--json"], cwd=REPOSITORY, check=True, capture_output=True
         )
         found: dict[str, Any] = json.loads(done.stdout)
-        if not found["store"]["filling"] and not found["gauges"]["parsing"]:
+        if found["state"] != "scanning" and not found["store"]["filling"] and not found["gauges"]["parsing"]:
             return found
         time.sleep(0.05)
 

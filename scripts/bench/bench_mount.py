@@ -6,7 +6,7 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,7 @@ WARM_PASSES_MAX = 8
 NOT_COUNTED = frozenset({"gauges", "store", "options", "backend", "uptime_s", "pid", "schema"})
 """What in a status says how things are, not what has been done."""
 
-FILL_TIMEOUT_S = 300.0
+SETTLED_TIMEOUT_S = 300.0
 KNOWN_TIMEOUT_S = 60.0
 POLL_S = 0.05
 PAGE_BYTES = 4096
@@ -101,7 +101,7 @@ class BenchMount:
         try:
             with signals_wait():  # a mount command that is killed may leave a daemon that mounts later
                 _mummufs(*self.command[1:])
-            self.pid = int(self.status()["pid"])
+            self.pid = int(self._settled(lambda status: status["state"] != "scanning")["pid"])
             self._process = process_subject(self.pid)
         except BaseException:
             self.close()
@@ -143,11 +143,15 @@ class BenchMount:
 
     def wait_filled(self) -> None:
         """Wait until nothing is being filled. Raises ClickException if that takes too long."""
-        end = time.monotonic() + FILL_TIMEOUT_S
-        while self.status()["store"]["filling"]:
+        self._settled(lambda status: not status["store"]["filling"])
+
+    def _settled(self, is_met: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        end = time.monotonic() + SETTLED_TIMEOUT_S
+        while not is_met(status := self.status()):
             if time.monotonic() > end:
-                raise click.ClickException(f"mummufs was still filling after {FILL_TIMEOUT_S:.0f} s")
+                raise click.ClickException(f"mummufs has not settled after {SETTLED_TIMEOUT_S:.0f} s")
             time.sleep(POLL_S)
+        return status
 
     def wait_known(self, name: str) -> None:
         """Read the file's first page until its ranges are known: a read then is a miss or a hit, not a bypass."""

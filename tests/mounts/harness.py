@@ -129,9 +129,11 @@ class Mounted:
         """Mount, and wait until the store has been accounted for."""
         done = commands.call(*self.arguments())
         assert done.returncode == 0, done.stderr + self.log.read_text()
-        self.pid = self.status()["pid"]
-        if self.store is not None:
-            wait_for(self.status, lambda s: s["state"] == "normal")
+        self.take_in()
+
+    def take_in(self) -> None:
+        """Wait until the store has been accounted for, before which nothing is filled; by whatever means it mounted."""
+        self.pid = wait_for(self.status, lambda status: status["state"] in ("normal", "pass-through"))["pid"]
 
     def umount(self) -> None:
         """Unmount in order, as `mummufs umount` does, without a process each time."""
@@ -184,7 +186,8 @@ class Mounted:
         def quiet(status: dict[str, Any]) -> bool:
             gauges, store = status["gauges"], status["store"]
             return not (
-                store["filling"]
+                status["state"] == "scanning"
+                or store["filling"]
                 or store.get("evicting")
                 or gauges.get("parsing")
                 or gauges["reads_in_flight"]

@@ -83,9 +83,8 @@ class Limited(Mounted):
         self.process = subprocess.Popen(
             [*command, "--foreground"], cwd=REPOSITORY, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        self.pid = self.process.pid
         wait_for(self.log.read_text, lambda text: f"mounted {self.source} at" in text)
-        wait_for(self.status, lambda s: s["state"] in ("normal", "pass-through"))
+        self.take_in()
 
     def take_down(self) -> None:
         try:

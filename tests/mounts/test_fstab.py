@@ -51,11 +51,6 @@ class ByMount8(Mounted):
             check=False,
         )
 
-    def take_up(self) -> None:
-        """Take in what mount(8) has mounted."""
-        self.pid = self.status()["pid"]
-        wait_for(self.status, lambda status: status["state"] in ("normal", "pass-through"))
-
     def __enter__(self) -> ByMount8:
         return self
 
@@ -93,7 +88,7 @@ def test_mount_and_umount(m: ByMount8, kind: str) -> None:
     assert m.store is not None
     done = m.mount8("-t", kind, m.source, m.mountpoint, "-o", f"ro,store={m.store},store_gb=1,settle=0")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    m.take_up()
+    m.take_in()
     assert (m.entry.fstype, m.entry.source) == ("fuse.mummufs", os.fspath(m.source))
     for _ in range(2):
         m.drop_pages("f")
@@ -114,7 +109,7 @@ def test_a_line_of_fstab(m: ByMount8) -> None:
     for how in (m.mountpoint, "-a"):
         done = m.mount8("-T", m.fstab(options=OPTIONS.replace("noauto", "auto") if how == "-a" else OPTIONS), how)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        m.take_up()
+        m.take_in()
         assert (m.entry.fstype, m.entry.source) == ("fuse.mummufs", os.fspath(m.source))
         assert {"ro", "nosuid", "nodev", "noexec", "noatime"} <= set(m.entry.options.split(","))
         assert m.read("f") == (m.source / "f").read_bytes()
@@ -127,7 +122,7 @@ def test_values_may_be_quoted(m: ByMount8, tmp_path: Path) -> None:
     store = tmp_path / "a store, with a comma"
     done = m.mount8("-t", "fuse.mummufs", m.source, m.mountpoint, "-o", f'nofail,store="{store}",store_gb=1,ro')
     assert (done.returncode, done.stderr) == (0, "")
-    m.take_up()
+    m.take_in()
     assert m.status()["store"]["dir"] == os.fspath(store)
 
 
@@ -141,7 +136,7 @@ def test_flags_of_mount_8(m: ByMount8) -> None:
     assert done.returncode == 0
     assert "unknown option 'unheard_of' is ignored" in done.stderr
     assert f"'{m.source}' is mounted at '{m.mountpoint}'" in done.stdout
-    m.take_up()
+    m.take_in()
 
 
 @pytest.mark.mount
@@ -171,7 +166,7 @@ def test_a_missing_source_is_refused(m: ByMount8) -> None:
 @pytest.mark.mount
 def test_remount_is_refused(m: ByMount8) -> None:
     assert m.mount8("-T", m.fstab(), m.mountpoint).returncode == 0
-    m.take_up()
+    m.take_in()
     done = m.mount8("-o", "remount,store_gb=2", m.mountpoint)
     assert done.returncode == 1
     assert "remount is not supported: unmount, then mount again" in done.stderr
@@ -183,7 +178,7 @@ def test_remount_is_refused(m: ByMount8) -> None:
 def test_mounted_twice_is_refused(m: ByMount8) -> None:
     fstab = m.fstab()
     assert m.mount8("-T", fstab, m.mountpoint).returncode == 0
-    m.take_up()
+    m.take_in()
     done = m.mount8("-T", fstab, m.mountpoint)
     assert done.returncode == 1
     assert f"the mountpoint '{m.mountpoint}' is in use" in done.stderr
@@ -194,13 +189,13 @@ def test_mounted_twice_is_refused(m: ByMount8) -> None:
 def test_a_dead_mount_is_replaced(m: ByMount8) -> None:
     fstab = m.fstab()
     assert m.mount8("-T", fstab, m.mountpoint).returncode == 0
-    m.take_up()
+    m.take_in()
     m.kill()
     wait_for(lambda: why_not_listed(m.mountpoint), lambda error: error == errno.ENOTCONN)
     done = m.mount8("-T", fstab, m.mountpoint)
     assert done.returncode == 0, done.stderr
     assert "replaced the mount that a killed daemon left" in done.stderr
-    m.take_up()
+    m.take_in()
     assert m.read("f") == (m.source / "f").read_bytes()
 
 

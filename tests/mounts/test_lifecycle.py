@@ -218,6 +218,7 @@ def test_the_store_is_closed_to_others(tree: Path, store: Path) -> None:
     m = Mounted(tree, store=store)
     try:
         run(*m.arguments(), umask=0)
+        m.take_in()
         m.read("f")
         m.settle()
         assert m.range_files()
@@ -243,7 +244,8 @@ def test_the_daemon_stands_alone(tree: Path, store: Path, tmp_path: Path) -> Non
     try:
         with opened(tmp_path / "inherited", os.O_CREAT | os.O_RDWR) as fd:
             run(*m.arguments(), pass_fds=(fd,))
-        pid = m.status()["pid"]
+        m.take_in()
+        pid = m.pid
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
         session, terminal = int(fields[3]), int(fields[4])
         assert (session, terminal) == (pid, 0)

@@ -46,9 +46,7 @@ class InFront(Mounted):
         else:
             self.take_down()
             pytest.fail("".join(lines))
-        self.pid = self.process.pid
-        if self.store is not None:  # nothing is filled before it has been accounted for
-            wait_for(self.status, lambda s: s["state"] == "normal")
+        self.take_in()
 
     def take_down(self) -> None:
         try:
