@@ -5,6 +5,9 @@ processes of one session a group of their own where `sched_autogroup_enabled` is
 nice value counts within its group only. So a child is the leader of a session of its own, and its group is made as
 nice as the child. The parent does both before the child's interpreter has started, which is the first thing that
 would take time from readers.
+
+Until a child's own program runs it has a copy of every descriptor of the daemon: where one of them is of a range file
+that is deleted meanwhile, the disk has its bytes back only then. `wait_started` is for who counts them.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ NICENESS = 19
 KILLED_WAIT_S = 1.0
 """How long a killed child is waited for."""
 
+_starting: set[trio.Event] = set()
+"""Children that may not run their own program yet."""
+
 
 @asynccontextmanager
 async def running_child(
@@ -37,15 +43,21 @@ async def running_child(
     Raises:
         OSError: it cannot be started.
     """
-    process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", module, *arguments],
-        stdin=subprocess.PIPE if asks else subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=child_environment(),
-        cwd=os.sep,
-        **_options(inherited_fds),
-    )
+    started = trio.Event()
+    _starting.add(started)
+    try:
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE if asks else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=child_environment(),
+            cwd=os.sep,
+            **_options(inherited_fds),
+        )
+    finally:
+        _starting.discard(started)
+        started.set()
     try:
         _put_behind(process.pid)
         yield process
@@ -54,6 +66,17 @@ async def running_child(
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 await trio.aclose_forcefully(stream)
+
+
+def is_starting() -> bool:
+    """Whether a child is being started, which may have a copy of a descriptor that has been closed here."""
+    return bool(_starting)
+
+
+async def wait_started() -> None:
+    """Wait until every child that is being started now runs its own program, or could not be started."""
+    for started in tuple(_starting):
+        await started.wait()
 
 
 def child_environment() -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Eviction: the background task that makes room, coldest first, and removes what is not to be believed.
 
 `evict_nowait` takes a range out of the index's order and out of sight of every reader at once; the task then removes
-its file, in batches, and gives its bytes back when the last descriptor on it is closed. Between the two its bytes stay
-counted (EVICTING). A file that cannot be removed stays counted too and is tried again later. Where a system removes no
+its file, in batches, and gives its bytes back when the last descriptor on it is closed, copies in children that are
+being started included. Between the two its bytes stay counted (EVICTING). A file that cannot be removed stays counted too and is tried again later. Where a system removes no
 file that is open (EBUSY, on Windows), a range that a reader still has goes back to where it was, and is no victim for
 a while.
 """
@@ -25,6 +25,7 @@ from mummufs.core.plan import window_key
 from mummufs.core.ranges import FileId, RangeKey, Version
 from mummufs.core.states import State
 from mummufs.core.stats import Counters
+from mummufs.engine.children import is_starting, wait_started
 from mummufs.engine.gate import Gate
 from mummufs.engine.resident import Resident
 from mummufs.store.rangestore import RangeStore
@@ -38,6 +39,9 @@ RETURN_PAUSE_S = 1.0
 """Pause before new victims are looked for after one could not be had: the coldest would be the same ones."""
 FAULT_PAUSE_S = 1.0
 """Pause after a fault of ours, so that one that stays does not take the processor."""
+START_WAIT_S = 5.0
+"""How long a child that is being started, and has copies of descriptors, is waited for. It may hang: it closes files of
+the source too."""
 PURGE_STEP = 256
 """Windows of a changed file that are looked at between two checkpoints."""
 
@@ -67,6 +71,7 @@ class Evictor:
         self._counters = counters
         self._queue: deque[RangeKey] = deque()
         self._failed: list[RangeKey] = []
+        self._copied: list[RangeKey] = []
         self._retry_at = 0.0
         self._wake = trio.Event()
         self._progress = trio.Event()
@@ -76,8 +81,8 @@ class Evictor:
 
     @property
     def queued(self) -> int:
-        """Range files that wait to be removed."""
-        return len(self._queue) + len(self._failed)
+        """Range files that wait to be removed, or for a child that may have them open."""
+        return len(self._queue) + len(self._failed) + len(self._copied)
 
     async def run(self) -> None:
         """Evict until cancelled."""
@@ -86,6 +91,7 @@ class Evictor:
             self._wake = trio.Event()
             try:
                 await self._remove_queued()
+                await self._finish_copied()
                 if trio.current_time() >= self._paused_until:
                     self.evict_nowait(self._index.plan_eviction())
             except Exception:  # the task that makes room must not end, and less so the mount
@@ -179,6 +185,24 @@ class Evictor:
         leaving.left -= 1
         if leaving.left:
             return
+        if is_starting():
+            self._copied.append(key)
+            self._wake.set()
+        else:
+            self._finish(key)
+
+    async def _finish_copied(self) -> None:
+        """Give back what was held for children that were being started."""
+        if not self._copied:
+            return
+        count = len(self._copied)  # those that come while we wait may have been copied into a later child
+        with trio.move_on_after(START_WAIT_S):
+            await wait_started()
+        copied, self._copied = self._copied[:count], self._copied[count:]
+        for key in copied:
+            self._finish(key)
+
+    def _finish(self, key: RangeKey) -> None:
         del self._outstanding[key]
         self._index.finish_evict(key)
         progress, self._progress = self._progress, trio.Event()

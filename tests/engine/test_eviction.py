@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from mummufs.core.index import CacheIndex
 from mummufs.core.states import State
+from mummufs.engine.children import running_child
+from mummufs.engine.evictor import START_WAIT_S
 from mummufs.source.memory import MemorySource
 from mummufs.store.layout import charge_of
 from tests.engine.harness import KIB, PAGE, FakeParser, budget_for, contents, engine, gather, make_table
@@ -125,6 +129,51 @@ async def test_bytes_stay_counted_while_somebody_reads_from_the_range_file(tmp_p
             del stored
         await e.idle()
         assert e.state(handle, 0) is State.RESIDENT  # the flight of that read has waited for the room
+        e.check()
+
+
+@pytest.mark.parametrize("how", ["in order", "it cannot be started", "it hangs"])
+async def test_bytes_stay_counted_while_a_child_that_starts_has_the_range_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock, how: str
+) -> None:
+    """Until its own program runs it has a copy of every descriptor. One that hangs there is not waited for."""
+    start, ended, real = trio.Event(), trio.Event(), trio.lowlevel.open_process
+
+    async def slow(*args: Any, **kwargs: Any) -> trio.Process:
+        await start.wait()
+        if how == "it cannot be started":
+            raise FileNotFoundError
+        return await real(*args, **kwargs)
+
+    async def child() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            async with running_child("mummufs.manifests.pipechild", "00", "0", asks=True):
+                pass
+        ended.set()
+
+    source, parser = source_and_parser()
+    async with engine(source, tmp_path, parser) as e, trio.open_nursery() as nursery:
+        handle = await e.open(b"model")
+        await e.fill(handle, 0, 1)
+        monkeypatch.setattr(trio.lowlevel, "open_process", slow)
+        nursery.start_soon(child)
+        await trio.testing.wait_all_tasks_blocked()
+        used = e.index.statistics().used_bytes
+        e.cache.evictor.evict_nowait([e.key(handle, 0), e.key(handle, 1)])
+        await e.idle()
+        assert not e.range_file(handle, 0).exists()
+        assert e.index.statistics().used_bytes == used
+        assert e.cache.evictor.queued == 2
+        if how == "it hangs":
+            mock_clock.jump(START_WAIT_S)
+            await e.idle()
+        else:
+            start.set()
+            await ended.wait()
+            await e.idle()
+        assert e.index.statistics().used_bytes == 0
+        assert e.cache.evictor.queued == 0
+        start.set()
         e.check()
 
 
