@@ -25,6 +25,8 @@ from tests.support.waiting import wait_for
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "mummufs"]
 MOUNT_S = 30.0
+SETTLE_S = 120.0
+"""Headers are parsed behind everything else that a machine has to do."""
 
 
 def why_no_mounts() -> str | None:
@@ -195,7 +197,7 @@ class Mounted:
                 or gauges.get("evictions_queued")
             )
 
-        return wait_for(self.status, quiet)
+        return wait_for(self.status, quiet, SETTLE_S)
 
     def check_books(self) -> None:
         """At rest: every byte replied is accounted for, the gauges are zero, and the store is what the index says."""

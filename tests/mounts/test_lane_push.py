@@ -19,7 +19,7 @@ from tests.mounts.test_filling import pread_direct
 from tests.support.waiting import wait_for
 
 TAIL = 1234
-PUSHED_S = 30
+PUSHED_S = 60
 """How long it goes on until something was pushed."""
 CHANGING_S = 3.0
 VERSION_BYTES = 256 * KIB
@@ -151,12 +151,13 @@ def test_walks_through_a_file_that_is_replaced(tree: Path, store: Path) -> None:
     write(0)
     wrong: list[object] = []
     whole = [0]
+    rest = [0.0]
     stop = threading.Event()
     with Mounted(tree, store=store, options=(*LANE, "attr_timeout=0.05")) as m:
         warm(m, "f")
 
         def walker() -> None:
-            while not stop.is_set():
+            while not stop.wait(rest[0]):
                 try:
                     with opened(m.path("f")) as fd:
                         pread_direct(m.path("f"), 0, half)
@@ -173,13 +174,15 @@ def test_walks_through_a_file_that_is_replaced(tree: Path, store: Path) -> None:
         threads = [threading.Thread(target=walker) for _ in range(3)]
         for thread in threads:
             thread.start()
-        number, until = 0, time.monotonic() + CHANGING_S
+        number, until, pause = 0, time.monotonic() + CHANGING_S, 1.0
         while (now := time.monotonic()) < until or (
             (whole[0] < 20 or lane(m)["pushed_bytes"] == 0) and now < until + PUSHED_S
         ):
             number += 1
             write(number)
-            stop.wait(0.1 if now < until else 2)  # in the end long enough for a version to be stored and walked through
+            if now >= until:  # in the end time and cores enough for a version to be parsed, stored, and walked through
+                pause, rest[0] = 2 * pause, 0.3
+            stop.wait(0.1 if now < until else pause)
         stop.set()
         for thread in threads:
             thread.join()
