@@ -285,7 +285,8 @@ def test_the_scan_of_the_store_is_killed(tree: Path, under: FaultFs) -> None:
     with Mounted(tree, store=under.mountpoint / "store") as m:
         fill(m, expected)
         m.umount()
-        under.hang_reads()  # so that the scan is there until it is killed
+        for path in m.range_files():  # so that the scan is there until it is killed; heat comes before it
+            under.hang_reads(path.relative_to(under.mountpoint))
         assert run(*m.arguments()).returncode == 0
         m.pid = m.status()["pid"]
         found = wait_for(lambda: [pid for pid, line in children(m.pid).items() if "store.scan" in line], bool)
