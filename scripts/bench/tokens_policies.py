@@ -6,7 +6,8 @@ pre-touched. Everything is read by O_DIRECT pread, so that each read reaches the
 nobody. Rounds begin with another policy each.
 
 Beside the seconds stands what `mummufs.core.simulate` makes of the same steps. The order is as simulated if of any two
-policies whose missed bytes differ there by more than a noise, the one that misses less takes less time.
+policies whose missed bytes differ there by more than a noise, the one that misses less takes less time. It is told for
+each model, and for all of them, by geometric means over LRU's, as `scripts/bench/policy` tells missed bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import click
@@ -42,6 +44,7 @@ MODEL_BYTES = 512 << 20
 BUDGET_SHARE = 0.25
 TOKENS = 24
 BENCH = "policies"
+ALL = "All models, geometric mean"
 COLUMNS = (
     *("model", "policy", "s/token", "over lru's", "hit ratio", "simulated", "from disks, MB/token"),
     *("seeks/token", "written, MB/token"),
@@ -187,7 +190,32 @@ def rows(figures: Mapping[str, Any]) -> list[list[str]]:
                 ]
             )
             title = ""
+    title, (seconds, _) = ALL, overall(figures)
+    for policy in sorted(seconds, key=seconds.__getitem__):
+        table.append([title, policy, "", number(seconds[policy], 3), *[""] * (len(COLUMNS) - 4)])
+        title = ""
     return table
+
+
+def overall(figures: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+    """Each policy's seconds measured and its missed bytes simulated, both over LRU's: geometric means over the models.
+
+    Of the policies that every model has; of none where there is one model only, or one has no LRU.
+    """
+    models = []
+    for name, row in figures["rows"].items():
+        seconds = seconds_of(RowResult(row["title"], None, row["rounds"]))
+        models.append((seconds, figures["traces"][name]["simulated"]))
+    if len(models) < 2 or any(REFERENCE not in seconds for seconds, _ in models):
+        return {}, {}
+    everywhere = [policy for policy in POLICIES if all(policy in seconds for seconds, _ in models)]
+    measured, missed = {}, {}
+    for policy in everywhere:
+        measured[policy] = geometric_mean([of[policy] / of[REFERENCE] for of, _ in models])
+        missed[policy] = geometric_mean(
+            [of[policy]["missed_bytes"] / of[REFERENCE]["missed_bytes"] for _, of in models]
+        )
+    return measured, missed
 
 
 def seconds_of(row: RowResult) -> dict[str, float]:
@@ -197,15 +225,22 @@ def seconds_of(row: RowResult) -> dict[str, float]:
 
 
 def verdicts(figures: Mapping[str, Any]) -> list[str]:
-    """For each model, whether the order is as simulated."""
+    """For each model, and for all of them, whether the order is as simulated."""
     sentences = []
     for name, row in figures["rows"].items():
         simulated = figures["traces"][name]["simulated"]
         missed = {policy: simulated[policy]["missed_bytes"] for policy in row["rounds"]}
-        wrong = faults(seconds_of(RowResult(row["title"], None, row["rounds"])), missed)
-        order = ", ".join(sorted(missed, key=missed.__getitem__))
-        sentences.append(f"{row['title']}: simulated order {order}; {'; '.join(wrong) or 'measured the same'}.")
+        sentences.append(_verdict(row["title"], seconds_of(RowResult(row["title"], None, row["rounds"])), missed))
+    seconds, missed = overall(figures)
+    if seconds:
+        over = ", ".join(f"{policy} {missed[policy]:.3f}" for policy in sorted(missed, key=missed.__getitem__))
+        sentences.append(f"{_verdict(ALL, seconds, missed)} Missed bytes over lru's, simulated: {over}.")
     return sentences
+
+
+def _verdict(title: str, seconds: Mapping[str, float], missed: Mapping[str, float]) -> str:
+    order = ", ".join(sorted(missed, key=missed.__getitem__))
+    return f"{title}: simulated order {order}; {'; '.join(faults(seconds, missed)) or 'measured the same'}."
 
 
 def taken_up(path: Path | None, facts: dict[str, Any]) -> Results:

@@ -112,7 +112,8 @@ def container(place: Path) -> Iterator[subprocess.Popen[str]]:
 
 def inside(process: subprocess.Popen[str], script: str, *paths: Path) -> subprocess.CompletedProcess[bytes]:
     """Run something in the container."""
-    command = ["nsenter", f"--target={process.pid}", "--mount", "--root", "sh", "-c", script, "sh", *map(os.fspath, paths)]
+    command = ["nsenter", f"--target={process.pid}", "--mount", "--root", "sh", "-c", script, "sh"]
+    command += map(os.fspath, paths)
     return subprocess.run(command, capture_output=True, timeout=30, check=False)
 
 
