@@ -2,9 +2,9 @@
 
 `evict_nowait` takes a range out of the index's order and out of sight of every reader at once; the task then removes
 its file, in batches, and gives its bytes back when the last descriptor on it is closed, copies in children that are
-being started included. Between the two its bytes stay counted (EVICTING). A file that cannot be removed stays counted too and is tried again later. Where a system removes no
-file that is open (EBUSY, on Windows), a range that a reader still has goes back to where it was, and is no victim for
-a while.
+being started included. Between the two its bytes stay counted (EVICTING). A file that cannot be removed stays counted
+too and is tried again later. Where a system removes no file that is open (EBUSY, on Windows), a range that a reader
+still has goes back to where it was, and is no victim for a while.
 """
 
 from __future__ import annotations
