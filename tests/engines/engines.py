@@ -118,7 +118,8 @@ def check_through_mount(model: Model, store: Path, run: Run) -> None:
         check_warm(m, model, run, expected)
         m.remount()
         check_warm(m, model, run, expected)
-    with Mounted(model.directory, store=store.with_name("small"), store_size=quarter(model)) as m:
+    options = ("settle=0", "policy=lru")  # the default would rather keep what it has than take in what is as hot
+    with Mounted(model.directory, store=store.with_name("small"), store_size=quarter(model), options=options) as m:
         for _ in range(2):
             assert run(m.path(model.name)) == expected
             m.settle()
