@@ -95,7 +95,8 @@ def test_models_cold_and_warm(tree: Path, store: Path, models: list[Path], way: 
 def test_models_while_evicting(tree: Path, store: Path, models: list[Path]) -> None:
     """With a store of a quarter of the models, two passes in every way evict all the time."""
     total = sum((tree / name).stat().st_size for name in models)
-    with Mounted(tree, store=store, store_size=str(total // 4)) as m:
+    options = ("settle=0", "policy=lru")  # the default would rather keep what it has
+    with Mounted(tree, store=store, store_size=str(total // 4), options=options) as m:
         for _ in range(2):
             for way, read in WAYS.items():
                 m.drop_pages()
