@@ -223,9 +223,14 @@ class Engine:
         """Wait until nothing is under way but what waits for a timer or for the test."""
         while True:
             await trio.testing.wait_all_tasks_blocked()
-            if not any(pool.waiting for pool in self._pools()):
+            if not self.calls:
                 return
             await self.changes.wait()
+
+    @property
+    def calls(self) -> int:
+        """Calls in worker threads, those that are held included."""
+        return sum(pool.waiting for pool in self._pools())
 
     async def wait_until(self, is_true: Callable[[], bool]) -> None:
         """Wait for a state that calls in worker threads bring about, while other such calls may be held."""

@@ -288,6 +288,7 @@ async def test_a_drain_gives_up_on_a_source_that_hangs(tmp_path: Path, mock_cloc
 
         nursery.start_soon(drain)
         await trio.testing.wait_all_tasks_blocked()
+        await e.wait_until(lambda: e.calls == 1)  # a write that is under way would be late by the jump, and left alone
         assert not ended.is_set()
         mock_clock.jump(2.0)
         await ended.wait()
