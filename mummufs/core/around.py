@@ -1,27 +1,36 @@
 """Read-around: what else to ask spinning disks for when a window is read, so that one seek brings many.
 
-Theory of operation. A file is cut into blocks of BLOCK_BYTES. Reading a whole block costs as much as some seeks, and
-pays if more of its windows than that are going to be read. Nobody knows that beforehand, so the rule is that of renting
-and buying: windows of a block are read one by one, each for a seek of its own, until the seeks have cost PATIENCE of
-what the block costs; then the rest of it is asked for. So reading along costs a known factor of the seeks that were
-needed before, whatever comes: a model of which a token reads little here and little there pays its seeks and no more,
-and one that is read all over has its blocks in a few passes.
+Theory of operation. What a reader reads without a seek is a *row*: windows that follow one another, in any order, since
+his requests come side by side. Of each file the latest row is remembered, and three things are asked for besides:
 
-The block is asked for from the window on, because a reader waits for that one, then what lies before it. None of the
-rest is waited for, and none of it is stored: it is in the kernel's cache of the source when somebody comes for it, and
-costs no seek then.
+- *What is read around each window anyway.* The kernel reads ahead of who reads a slice of a file, and around who faults
+  one in, and its requests reach us one after the other, each in a thread of its own. On disks they would be a seek
+  each, out of order. Rows of a file are alike, so where the last REACHES rows all have reached so far before and
+  beyond their first window, that is asked for with the next one's first window, in one pass. And each request has the
+  row asked for again up to its own place, so that whichever thread comes first, the disks are asked in order: to be
+  asked twice costs nothing.
+- *What follows*, for who walks through a file, window by window, so that the disks never stand still: AHEAD times what
+  the row is long, up to a block. That is a known factor of what the reader has read.
+- *The block*, where seeks are many. A file is cut into blocks of BLOCK_BYTES. Reading a whole block costs as much as
+  some seeks, and pays if more of its windows than that are going to be read. Nobody knows that beforehand, so the rule
+  is that of renting and buying: rows of a block are read one by one, each for a seek of its own, until the seeks have
+  cost PATIENCE of what the block costs; then the rest of it is asked for. So reading along costs a known factor of the
+  seeks that were needed before, whatever comes: a model of which a token reads little here and little there pays its
+  seeks and no more, and one that is read all over has its blocks in a few passes. It is asked for from the window on,
+  because a reader waits for that one, then what lies before it.
+
+None of it is waited for, and none of it is stored: it is in the kernel's cache of the source when somebody comes for
+it, and costs no seek then.
 
 Seeks are forgotten with their block, when BLOCKS_MAX others have been read in since: the kernel may have dropped by
 then what was read along, so a block that is visited that seldom would not have paid.
-
-Who walks through a file, window by window, has what follows asked for, so that the disks never stand still: AHEAD times
-what the row is long, up to a block. That too is a known factor of what the reader has read.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mummufs.core.ranges import ByteRange, FileId
 
@@ -34,39 +43,108 @@ PATIENCE = 0.75
 BLOCKS_MAX = 128
 """Blocks whose seeks are counted at once, 4 GiB."""
 ROWS_MAX = 64
-"""Files of which the latest windows in a row are remembered."""
-WALK_BYTES = 4 << 20
-"""Windows of so many bytes in a row are a walk through the file. The kernel reads ahead into the next one or two."""
-AHEAD = 2
+"""Files of which the latest row is remembered."""
+SPILL_BYTES = 5 << 19
+"""What of a row may be nobody's wish: the kernel reads up to 1 MiB ahead twice, and half of that around a fault."""
+WALK_BYTES = 8 << 20
+"""A row that is longer by this, and by two windows, is a walk through the file."""
+AHEAD = 0.5
 """Times the length of the row. Half of that is through before more is asked for."""
 GAP_MAX_BYTES = 2 << 20
-"""Windows closer than this follow one another, and cost no seek."""
+"""Windows closer than this are in one row, and cost no seek."""
+REACHES = 3
+"""Rows that must have reached as far."""
+REACH_MAX_BYTES = 4 << 20
+"""What is asked for before a window, and beyond it, at most: the kernel's read-ahead, in whole windows."""
 
 ASKED = -1
 """In place of a count of seeks: the block has been asked for."""
 
 
+class Along(NamedTuple):
+    """What to ask for besides a window.
+
+    Attributes:
+        before: to be asked for before the window, so that the disks go forward.
+        after: to be asked for after it.
+        rest: to be asked for at leisure.
+        again: `before` has been asked for already, or will be in a moment by another request's thread.
+    """
+
+    before: list[ByteRange]
+    after: list[ByteRange]
+    rest: list[ByteRange]
+    again: bool = False
+
+
+class Reach(NamedTuple):
+    """How far a row reaches before its first window, and beyond it; bytes."""
+
+    before: int
+    after: int
+
+    def around(self, window: ByteRange, size: int) -> ByteRange:
+        """A window of a file of this size with as much around it."""
+        start, end = max(0, window.offset - self.before), max(window.end, min(size, window.end + self.after))
+        return ByteRange(start, end - start)
+
+
 @dataclass(slots=True)
 class _Row:
-    """The latest windows in a row in a file, and up to where the disks have been asked for what follows."""
+    """The latest row of a file.
 
+    Attributes:
+        first: the window that it began with.
+        start, end: how far it reaches by now.
+        asked_from, asked: what was asked for besides: from here, and up to here.
+    """
+
+    first: ByteRange
     start: int
     end: int
+    asked_from: int
     asked: int
+    begun: bool = False
+    """Whether the start of a window was read in it."""
+    reaches: deque[Reach] = field(default_factory=lambda: deque(maxlen=REACHES))
+    """Of the last rows."""
+    reach: Reach = Reach(0, 0)
+    """What they all had."""
 
     def is_near(self, window: ByteRange) -> bool:
         """Whether a window belongs to the row. Those that readers wait for come side by side, and in any order."""
         return self.start - GAP_MAX_BYTES < window.offset < max(self.end, self.asked) + GAP_MAX_BYTES
 
-    def ahead(self, size: int) -> ByteRange:
-        """What follows and has not been asked for; nothing until half of what was is through."""
-        walked = self.end - self.start
-        length = min(AHEAD * walked, BLOCK_BYTES)
+    def was_asked_for(self, window: ByteRange) -> bool:
+        """Whether a window of the row was asked for before anybody read it."""
+        return self.end <= window.offset < self.asked or self.asked_from <= window.offset < self.start
+
+    def ahead(self, size: int, window: ByteRange) -> ByteRange:
+        """What follows who walks and has not been asked for; nothing until half of what was is through."""
+        walked = self.end - self.start - SPILL_BYTES
+        length = max(0, min(int(AHEAD * walked), BLOCK_BYTES))
         start = max(self.asked, self.end)
         end = max(start, min(self.end + length, size))
-        if walked < WALK_BYTES or end - start < min(length // 2, size - start):
+        if walked < max(WALK_BYTES, 2 * window.size) or end - start < min(length // 2, size - start):
             end = start
         return ByteRange(start, end - start)
+
+    def next(self, window: ByteRange, size: int) -> _Row:
+        """The row that begins with a window elsewhere, asked for as far as all of the last ones reached."""
+        self.reaches.append(Reach(self.first.offset - self.start, self.end - self.first.end))
+        reach = Reach(0, 0)
+        if len(self.reaches) == REACHES:
+            reach = Reach(*(min(REACH_MAX_BYTES, *sizes) for sizes in zip(*self.reaches, strict=True)))
+        around = reach.around(window, size)
+        return _Row(
+            window,
+            window.offset,
+            window.end,
+            around.offset,
+            around.end,
+            reaches=self.reaches,
+            reach=reach,
+        )
 
 
 class ReadAround:
@@ -83,31 +161,57 @@ class ReadAround:
         self._seeks: OrderedDict[tuple[FileId, int], int] = OrderedDict()
         self._rows: OrderedDict[FileId, _Row] = OrderedDict()
 
-    def plan(self, file: FileId, window: ByteRange, size: int, *, used: int, quiet: bool) -> list[ByteRange]:
-        """A window is about to be read. What to ask for, in this order: nothing, or the window and what is around it.
+    def plan(self, file: FileId, window: ByteRange, size: int, *, used: int, quiet: bool) -> Along:
+        """A window is about to be read. What to ask for besides.
 
         Args:
-            window: the window, or from where a reader reads on into it.
+            window: the window, or the part of it that is read; several that lie side by side count as one.
             size: the file's.
             used: bytes of it that count as used, if they were asked for before.
             quiet: nobody else waits for the source. Only then is a block asked for that nobody walks into.
         """
         row = self._rows.pop(file, None)
-        if row is not None and row.is_near(window):  # it costs no seek
-            if row.end <= window.offset < row.asked or self._seeks.get((file, window.offset // BLOCK_BYTES)) == ASKED:
-                self.used_bytes += used
-            row.start, row.end = min(row.start, window.offset), max(row.end, window.end)
-            ahead = row.ahead(size)
-            row.asked = ahead.end
-            runs = [window, ahead] if ahead.size else []
+        if row is not None and row.is_near(window):
+            along = self._in_row(file, row, window, size, used)
         else:
-            row = _Row(window.offset, window.end, window.end)
-            runs = self._block(file, window, size, used, quiet=quiet)
+            row = (
+                _Row(window, window.offset, window.end, window.offset, window.end)
+                if row is None
+                else row.next(window, size)
+            )
+            before = ByteRange(row.asked_from, row.start - row.asked_from)
+            after = ByteRange(row.end, row.asked - row.end)
+            along = Along(_some(before), _some(after), self._block(file, window, size, used, quiet=quiet))
         self._rows[file] = row
         if len(self._rows) > ROWS_MAX:
             self._rows.popitem(last=False)
+        runs = [*([] if along.again else along.before), *along.after, *along.rest]
         self.asked_bytes += sum(run.size - run.intersection(window).size for run in runs)
-        return runs
+        return along
+
+    def reach(self, file: FileId) -> Reach:
+        """What is read around each window of a file."""
+        row = self._rows.get(file)
+        return Reach(0, 0) if row is None else row.reach
+
+    def begins(self, file: FileId, offset: int) -> bool:
+        """Whether the window that starts here is the first that is read from its start in its row: the reader came for
+        it, and the kernel reads ahead into the next ones. To be called after `plan`, once for each such window."""
+        row = self._rows.get(file)
+        if row is None or row.begun or not row.start <= offset < row.end:
+            return False
+        row.begun = True
+        return True
+
+    def _in_row(self, file: FileId, row: _Row, window: ByteRange, size: int, used: int) -> Along:
+        """A window that costs no seek."""
+        if row.was_asked_for(window) or self._seeks.get((file, window.offset // BLOCK_BYTES)) == ASKED:
+            self.used_bytes += used
+        start = min(window.offset, max(row.start, window.offset - GAP_MAX_BYTES))
+        row.start, row.end = min(row.start, window.offset), max(row.end, window.end)
+        ahead = row.ahead(size, window)
+        row.asked = max(row.asked, ahead.end)
+        return Along(_some(ByteRange(start, window.offset - start)), [], _some(ahead), again=True)
 
     def _block(self, file: FileId, window: ByteRange, size: int, used: int, *, quiet: bool) -> list[ByteRange]:
         """The window's block, if it has cost seeks enough."""
@@ -133,3 +237,7 @@ class ReadAround:
         assert self.used_bytes >= 0
         for row in self._rows.values():
             assert row.start < row.end
+
+
+def _some(run: ByteRange) -> list[ByteRange]:
+    return [run] if run.size else []

@@ -43,6 +43,12 @@ RANGES_MAX = 250_000
 NAME_BYTES_MAX = 512
 """Longer names are cut: a name is only ever shown."""
 
+FIRSTS_MAX = 4096
+"""Tensors whose first slices are remembered."""
+FINDS_MAX = 16
+"""Other names that may have the one that is looked for within them."""
+_UNKNOWN = -1
+
 TABLE_BYTES_MAX = 64 << 20
 """A serialised table over this is not written and not read."""
 
@@ -143,6 +149,7 @@ class RangeTable:
     """
 
     __slots__ = (
+        "_firsts",
         "_kinds",
         "_name_ends",
         "_names",
@@ -169,6 +176,7 @@ class RangeTable:
         self._kinds = kinds
         self._name_ends = name_ends
         self._names = names
+        self._firsts: dict[str, int | None] = {}
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> RangeTable:
@@ -203,15 +211,45 @@ class RangeTable:
     def window(self, i: int) -> Window:
         """The i-th window in order of offset."""
         offset, span_offset = self.starts[i], self._span_starts[i]
-        name_start = self._name_ends[i - 1] if i else 0
         return Window(
             offset,
             self.ends[i] - offset,
             span_offset,
             self._span_ends[i] - span_offset,
-            self._names[name_start : self._name_ends[i]].decode("utf-8", "replace"),
+            self.name(i),
             RangeKind(self._kinds[i]),
         )
+
+    def name(self, i: int) -> str:
+        """The name of the i-th window."""
+        return self._names[self._name_ends[i - 1] if i else 0 : self._name_ends[i]].decode("utf-8", "replace")
+
+    def slice_number(self, tensor: str, i: int) -> int | None:
+        """The number of the window that is slice `i` of a fused tensor; None if there is none, or it is not one window.
+
+        The first of a tensor is looked for in all names, a millisecond for 100,000 of them, and remembered.
+        """
+        first = self._firsts.get(tensor, _UNKNOWN)
+        if first == _UNKNOWN:
+            if len(self._firsts) >= FIRSTS_MAX:
+                self._firsts.clear()
+            first = self._firsts[tensor] = self._find(f"{tensor}[0]")
+        if first is None or not first + i < len(self) or self.name(first + i) != f"{tensor}[{i}]":
+            return None
+        return first + i
+
+    def _find(self, name: str) -> int | None:
+        """The number of the window of this name."""
+        wanted = name.encode("utf-8", "replace")
+        at = self._names.find(wanted)
+        for _ in range(FINDS_MAX):
+            if at < 0:
+                break
+            i = bisect_right(self._name_ends, at)
+            if self.name(i) == name:
+                return i
+            at = self._names.find(wanted, at + 1)
+        return None
 
     def overlapping(self, offset: int, size: int) -> range:
         """The numbers of the windows that have a byte of `[offset, offset + size)`."""

@@ -86,6 +86,12 @@ class Bringer:
             attributes = await self._pools.metadata.run(_attributes, flight.file)
         return attributes
 
+    def asked(self, window: ByteRange, first: ByteRange) -> ByteRange:
+        """What a flight asks the disks for before it reads its first piece."""
+        if window.size <= FOREGROUND_BYTES:
+            return window  # in its order: to read the end first would cost the disks more than its start
+        return window.intersection(ByteRange(first.offset, first.size + PIECE_MAX_BYTES))
+
     def pass_hints(self, window: ByteRange, part: ByteRange) -> Sequence[ByteRange]:
         """What the disks are told before a reader reads a part of a window itself, because its fill was declined.
 
@@ -102,7 +108,9 @@ class Bringer:
         window, first = flight.window, True
         for part in flight.pieces():
             hints = []
-            if self._has_hints and first and window.size <= FOREGROUND_BYTES:
+            if self._has_hints and first and flight.before:
+                hints += flight.before
+            elif self._has_hints and first and window.size <= FOREGROUND_BYTES:
                 hints.append(window)  # in its order: to read the end first would cost the disks more than its start
             elif self._has_hints:
                 hints.append(window.intersection(ByteRange(part.offset, part.size + PIECE_MAX_BYTES)))

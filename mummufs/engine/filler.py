@@ -31,6 +31,7 @@ from mummufs.core.index import CacheIndex
 from mummufs.core.manifest import RangeTable
 from mummufs.core.plan import window_key
 from mummufs.core.ranges import ByteRange, FileId, RangeKey, Version
+from mummufs.core.siblings import Siblings
 from mummufs.core.states import DECLINED, Decision
 from mummufs.core.stats import Counters
 from mummufs.engine.bringing import Bringer
@@ -52,7 +53,9 @@ IN_FLIGHT_BYTES_MAX = 256 << 20
 """Window bytes in memory for all flights together, until they are written."""
 FLIGHTS_MAX = 1024
 """Flights at once: enough that the bytes are the limit for a model of small tensors, some 250 KiB on average."""
-HINTING_MAX = 2
+SIBLING_BYTES = 8 << 20
+"""What is asked for of each of the other slices of an expert, at most."""
+HINTING_MAX = 8
 """Threads that tell the source at once."""
 log = logging.getLogger(__name__)
 
@@ -90,6 +93,7 @@ class Filler:
         self._settle_ns = settle_ns
         self._wall_ns = wall_ns
         self._around = around
+        self._siblings = Siblings()
         self._writer = Landing(index, resident, store, evictor, gate, counters, reserve_bytes=reserve_bytes)
         self._flights: dict[RangeKey, Flight] = {}
         self._passes = 0
@@ -153,21 +157,17 @@ class Filler:
         first: ByteRange,
         *,
         reads: bool,
-        table: RangeTable | None = None,
     ) -> Flight | None:
         """Start a flight for a range that a reader wants, or None at once.
 
         Args:
             first: the bytes of the window that are wanted first.
             reads: False if the caller is about to read the window itself: it will `give` its bytes or `end` the flight.
-            table: the file's windows, some of which may be worth to be read along.
         """
         accepted = self._accept((key,), version)
         flight = self._prepare(accepted, version, file, first)
         if flight is not None:
             self._take_off({flight: accepted}, reads=reads, urgent=True)
-        if flight is not None and reads and table is not None:
-            self.read_along_nowait(key, flight.window, version, file, table, used=key.size)
         return flight
 
     def offer_all_nowait(
@@ -207,6 +207,10 @@ class Filler:
                 flights[flight] = reserved
         if flights:
             self._take_off(flights, reads=True, urgent=True)
+
+    def asked(self, key: RangeKey, first: ByteRange) -> ByteRange:
+        """What a flight asks disks for before it reads its first piece."""
+        return self._bringer.asked(ByteRange(key.offset, key.size), first)
 
     def pass_hints(self, key: RangeKey, part: ByteRange) -> Sequence[ByteRange]:
         """What disks that spin are told before a reader reads a part of a missing window itself."""
@@ -293,30 +297,76 @@ class Filler:
     # ------------------------------------------------------------------ reading along
 
     def read_along_nowait(
-        self, key: RangeKey, wanted: ByteRange, version: Version, file: SourceFile, table: RangeTable, *, used: int
-    ) -> None:
-        """Something in a missing window is going to be read: have disks that spin read along what else is missing.
+        self,
+        name: FileId,
+        wanted: ByteRange,
+        version: Version,
+        file: SourceFile,
+        table: RangeTable,
+        asks: Sequence[ByteRange],
+        *,
+        used: int,
+    ) -> Sequence[ByteRange]:
+        """Something in missing windows is going to be read: have disks that spin read along what else is missing.
 
         Args:
             wanted: what is going to be read now or soon, as far as known.
             used: how much of it is certain to be.
+
+        Returns:
+            what to tell the disks before anything of it is read.
         """
-        if self._around is None or self._nursery is None or self._hinting >= HINTING_MAX:
+        if self._around is None or self._nursery is None:
+            return ()
+        along = self._around.plan(name, wanted, version.size, used=used, quiet=self.schedule.is_quiet)
+        before = self._missing(name, version, table, along.before)
+        rest = self._missing(name, version, table, along.rest, flying=False)
+        after = self._missing(name, version, table, along.after, flying=False)
+        new = [*([] if along.again else before), *after, *rest]
+        self._counters.source_reads.along_bytes += sum(run.size - run.intersection(wanted).size for run in new)
+        self._hint_nowait(file, rest)
+        return [*joined([*before, *asks]), *after]
+
+    def read_siblings_nowait(
+        self, name: FileId, version: Version, file: SourceFile, table: RangeTable, number: int
+    ) -> None:
+        """A window is read from its start that is not in the store: have disks that spin read what belongs to it."""
+        if self._around is None or not self._around.begins(name, table.starts[number]):
             return
-        runs: list[ByteRange] = []
-        for run in self._around.plan(key.file, wanted, version.size, used=used, quiet=self.schedule.is_quiet):
-            for i in table.overlapping(run.offset, run.size):
-                other = window_key(key.file, table, i)
-                if other in self._flights or self._index.is_resident(other, version):
-                    continue
-                part = run.intersection(ByteRange(other.offset, other.size))
-                if runs and runs[-1].offset <= part.offset <= runs[-1].end:
-                    part = ByteRange(runs[-1].offset, max(part.end, runs[-1].end) - runs.pop().offset)
-                runs.append(part)
-        self._counters.source_reads.along_bytes += sum(run.size - run.intersection(wanted).size for run in runs)
-        if runs:
+
+        def is_missing(i: int) -> bool:
+            other = window_key(name, table, i)
+            return not (other in self._flights or self._index.is_resident(other, version))
+
+        numbers = self._siblings.missed(name, table, number, is_missing)
+        reach = self._around.reach(name)
+        runs = []
+        for i in numbers:
+            sibling = ByteRange(table.starts[i], min(SIBLING_BYTES, table.ends[i] - table.starts[i]))
+            runs += self._missing(name, version, table, [reach.around(sibling, version.size)], flying=False)
+        self._counters.source_reads.along_bytes += sum(run.size for run in runs)
+        for run in runs:  # each by itself: the file system may have to look up where it is, or its checksums
+            self._hint_nowait(file, [run])
+
+    def _hint_nowait(self, file: SourceFile, runs: Sequence[ByteRange]) -> None:
+        """Tell the source of these, soon."""
+        if runs and self._nursery is not None and self._hinting < HINTING_MAX:
             self._hinting += 1
             self._nursery.start_soon(self._hint, file, runs)
+
+    def _missing(
+        self, name: FileId, version: Version, table: RangeTable, runs: Sequence[ByteRange], *, flying: bool = True
+    ) -> list[ByteRange]:
+        """Of these runs what lies in windows that nobody has and nobody brings."""
+        missing: list[ByteRange] = []
+        for run in runs:
+            for i in table.overlapping(run.offset, run.size):
+                other = window_key(name, table, i)
+                if (other in self._flights and not flying) or self._index.is_resident(other, version):
+                    continue
+                part = run.intersection(ByteRange(other.offset, other.size))
+                missing.append(part)
+        return joined(missing)
 
     async def _hint(self, file: SourceFile, runs: Sequence[ByteRange]) -> None:
         """Tell the source, in a thread that nobody waits for: so much of it takes the kernel some milliseconds."""
@@ -390,3 +440,13 @@ class Filler:
         The ctime tells: it moves with every change, and unlike the mtime nobody can set it.
         """
         return (version.ctime_ns + self._settle_ns - self._wall_ns()) / 1e9
+
+
+def joined(runs: Sequence[ByteRange]) -> list[ByteRange]:
+    """The same bytes, with what follows on something in one run with it."""
+    found: list[ByteRange] = []
+    for run in runs:
+        if found and found[-1].offset <= run.offset <= found[-1].end:
+            run = ByteRange(found[-1].offset, max(run.end, found[-1].end) - found.pop().offset)
+        found.append(run)
+    return found

@@ -85,6 +85,7 @@ class Flight:
         self.ended = False
         self.doomed = False
         self.given = False
+        self.before: Sequence[ByteRange] = ()
 
     @property
     def is_waited_for(self) -> bool:

@@ -12,6 +12,7 @@ flights that are read in one batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mummufs.core.grazes import Grazes
@@ -29,6 +30,8 @@ class Part:
     Attributes:
         wanted: the window of which a flight is to begin, together with others of the read.
         gifts: flights that get the bytes which are read for this part.
+        asks: what the source reads because of it, as far as this read has begun it.
+        hints: what a source of disks is told before the part is read from it.
     """
 
     offset: int
@@ -38,6 +41,8 @@ class Part:
     flight: Flight | None = None
     wanted: RangeKey | None = None
     gifts: list[Flight] = field(default_factory=list)
+    asks: list[ByteRange] = field(default_factory=list)
+    hints: Sequence[ByteRange] = ()
 
     @property
     def is_of_source(self) -> bool:
@@ -73,10 +78,13 @@ class Placing:
                 last.end = part.end
                 last.segments += part.segments
                 last.gifts += part.gifts
+                last.asks += part.asks
             else:
                 parts.append(part)
         if file.reads_at_once:
             self._offer_together(cache, plan, parts, request, file)
+        elif plan.table is not None:
+            _tell(cache, plan, parts, file)
         return parts
 
     def _place_miss(
@@ -90,15 +98,18 @@ class Placing:
         seen = window.intersection(request)
         distinct = self.grazes.add(key, seen.offset, seen.end)
         if not is_wanted(window, request, distinct):
+            part.asks.append(ByteRange(part.offset, part.end - part.offset))
             return
         if file.reads_at_once:
             part.wanted = key
             return
         covered = request.contains(window)
         first = ByteRange(part.offset, part.end - part.offset)
-        flight = cache.filler.offer_nowait(key, plan.version, file, first, reads=not covered, table=plan.table)
+        flight = cache.filler.offer_nowait(key, plan.version, file, first, reads=not covered)
         if flight is None:
+            part.asks += cache.filler.pass_hints(key, first)
             return
+        part.asks.append(cache.filler.asked(key, first))
         self.grazes.forget(key)
         if covered:
             part.gifts.append(flight)
@@ -119,3 +130,21 @@ class Placing:
                 part.flight = cache.filler.flight(key, plan.version)
                 if part.flight is not None:
                     self.grazes.forget(key)
+
+
+def _tell(cache: Cache, plan: ReadPlan, parts: Sequence[Part], file: SourceFile) -> None:
+    """Have the disks told of all that this read has them read, whichever part of it is read first."""
+    assert plan.table is not None
+    asks = [ask for part in parts for ask in part.asks]
+    if asks:
+        wanted = ByteRange(asks[0].offset, max(ask.end for ask in asks) - asks[0].offset)
+        used = sum(part.end - part.offset for part in parts if part.asks)
+        before = cache.filler.read_along_nowait(plan.file, wanted, plan.version, file, plan.table, asks, used=used)
+        for part in parts:
+            if part.asks:
+                part.hints = before
+                if part.flight is not None:
+                    part.flight.before = before
+    for segment in plan.segments:
+        if segment.kind is SegmentKind.MISS and segment.offset == plan.table.starts[segment.window]:
+            cache.filler.read_siblings_nowait(plan.file, plan.version, file, plan.table, segment.window)

@@ -196,8 +196,7 @@ class Reader:
             except FlightFailedError:
                 pass
         try:
-            hints = _read_along(cache, plan, part, file)
-            await self._from_source(file, plan.version, place, part.offset, hints)
+            await self._from_source(file, plan.version, place, part.offset, part.hints)
         except BaseException as error:
             for flight in part.gifts:
                 flight.end(error if isinstance(error, OSError) else OSError(errno.EIO, "the reader went away"))
@@ -295,18 +294,6 @@ def _read_now(file: SourceFile, offset: int, size: int) -> bytearray:
         n = file.read_into(view, offset)
     del buffer[n:]
     return buffer
-
-
-def _read_along(cache: Cache, plan: ReadPlan, part: Part, file: SourceFile) -> Sequence[ByteRange]:
-    """A part is read from the source: who grazes a window is likely to go on into it. What it is told before."""
-    missing = [segment for segment in part.segments if segment.kind is SegmentKind.MISS]
-    if plan.table is None or not missing:
-        return ()
-    key = plan.key(missing[-1])
-    wanted = ByteRange(part.offset, key.offset + key.size - part.offset)
-    used = sum(segment.size for segment in missing) if part.gifts else 0  # else a flight will count it
-    cache.filler.read_along_nowait(key, wanted, plan.version, file, plan.table, used=used)
-    return cache.filler.pass_hints(key, ByteRange(part.offset, part.end - part.offset))
 
 
 def _read_stored(

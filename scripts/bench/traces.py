@@ -159,17 +159,20 @@ def write_model(layout: Layout, path: Path) -> None:
         for left in range(layout.size, 0, -BLOCK_BYTES):
             file.write(generator.randbytes(min(left, BLOCK_BYTES)))
         sync_file(file)
-    experts = {part.offset for layer in layout.layers for expert in layer.experts for part in expert}
     ranges = [
-        {
-            "offset": part.offset,
-            "length": part.size,
-            "name": f"tensor at {part.offset}",
-            "kind": "expert" if part.offset in experts else "dense",
-        }
-        for part in layout.ranges()
+        {"offset": part.offset, "length": part.size, "name": name, "kind": kind} for name, kind, part in _named(layout)
     ]
     manifest = {"version": 1, "file": path.name, "size": layout.size, "ranges": ranges}
     with path.with_name(f"{path.name}.mummufs.json").open("wb") as file:
         file.write(json.dumps(manifest).encode())
         sync_file(file)
+
+
+def _named(layout: Layout) -> Iterator[tuple[str, str, Range]]:
+    """The ranges with their names, which are those of a GGUF, and their kinds."""
+    for number, layer in zip(layout.chosen, layout.layers, strict=True):
+        for name, part in zip(("attn_norm", *DENSE_PARTS), layer.dense, strict=True):
+            yield f"blk.{number}.{name}.weight", "dense", part
+        for expert, parts in enumerate(layer.experts):
+            for projection, part in zip(PROJECTIONS, parts, strict=True):
+                yield f"blk.{number}.ffn_{projection}_exps.weight[{expert}]", "expert", part
