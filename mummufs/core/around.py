@@ -66,13 +66,11 @@ class Along(NamedTuple):
 
     Attributes:
         before: to be asked for before the window, so that the disks go forward.
-        after: to be asked for after it.
         rest: to be asked for at leisure.
         again: `before` has been asked for already, or will be in a moment by another request's thread.
     """
 
     before: list[ByteRange]
-    after: list[ByteRange]
     rest: list[ByteRange]
     again: bool = False
 
@@ -87,6 +85,9 @@ class Reach(NamedTuple):
         """A window of a file of this size with as much around it."""
         start, end = max(0, window.offset - self.before), max(window.end, min(size, window.end + self.after))
         return ByteRange(start, end - start)
+
+
+NOTHING = Reach(0, 0)
 
 
 @dataclass(slots=True)
@@ -108,7 +109,7 @@ class _Row:
     """Whether the start of a window was read in it."""
     reaches: deque[Reach] = field(default_factory=lambda: deque(maxlen=REACHES))
     """Of the last rows."""
-    reach: Reach = Reach(0, 0)
+    reach: Reach = NOTHING
     """What they all had."""
 
     def is_near(self, window: ByteRange) -> bool:
@@ -129,22 +130,14 @@ class _Row:
             end = start
         return ByteRange(start, end - start)
 
-    def next(self, window: ByteRange, size: int) -> _Row:
+    def next(self, window: ByteRange, size: int, *, from_start: bool) -> _Row:
         """The row that begins with a window elsewhere, asked for as far as all of the last ones reached."""
         self.reaches.append(Reach(self.first.offset - self.start, self.end - self.first.end))
-        reach = Reach(0, 0)
+        reach = NOTHING
         if len(self.reaches) == REACHES:
             reach = Reach(*(min(REACH_MAX_BYTES, *sizes) for sizes in zip(*self.reaches, strict=True)))
-        around = reach.around(window, size)
-        return _Row(
-            window,
-            window.offset,
-            window.end,
-            around.offset,
-            around.end,
-            reaches=self.reaches,
-            reach=reach,
-        )
+        asked_from = reach.around(window, size).offset if from_start else window.offset
+        return _Row(window, window.offset, window.end, asked_from, window.end, reaches=self.reaches, reach=reach)
 
 
 class ReadAround:
@@ -161,7 +154,9 @@ class ReadAround:
         self._seeks: OrderedDict[tuple[FileId, int], int] = OrderedDict()
         self._rows: OrderedDict[FileId, _Row] = OrderedDict()
 
-    def plan(self, file: FileId, window: ByteRange, size: int, *, used: int, quiet: bool) -> Along:
+    def plan(
+        self, file: FileId, window: ByteRange, size: int, *, used: int, quiet: bool, from_start: bool = True
+    ) -> Along:
         """A window is about to be read. What to ask for besides.
 
         Args:
@@ -169,6 +164,7 @@ class ReadAround:
             size: the file's.
             used: bytes of it that count as used, if they were asked for before.
             quiet: nobody else waits for the source. Only then is a block asked for that nobody walks into.
+            from_start: it is read from its start.
         """
         row = self._rows.pop(file, None)
         if row is not None and row.is_near(window):
@@ -177,31 +173,25 @@ class ReadAround:
             row = (
                 _Row(window, window.offset, window.end, window.offset, window.end)
                 if row is None
-                else row.next(window, size)
+                else row.next(window, size, from_start=from_start)
             )
             before = ByteRange(row.asked_from, row.start - row.asked_from)
-            after = ByteRange(row.end, row.asked - row.end)
-            along = Along(_some(before), _some(after), self._block(file, window, size, used, quiet=quiet))
+            along = Along(_some(before), self._block(file, window, size, used, quiet=quiet))
         self._rows[file] = row
         if len(self._rows) > ROWS_MAX:
             self._rows.popitem(last=False)
-        runs = [*([] if along.again else along.before), *along.after, *along.rest]
+        runs = [*([] if along.again else along.before), *along.rest]
         self.asked_bytes += sum(run.size - run.intersection(window).size for run in runs)
         return along
 
-    def reach(self, file: FileId) -> Reach:
-        """What is read around each window of a file."""
+    def begins(self, file: FileId, window: ByteRange) -> Reach | None:
+        """A window is about to be read from its start, and `plan` has been asked. If it is the first of its row, the
+        reader came for it, and for what is read around it nobody did: what the last rows all had of that; else None."""
         row = self._rows.get(file)
-        return Reach(0, 0) if row is None else row.reach
-
-    def begins(self, file: FileId, offset: int) -> bool:
-        """Whether the window that starts here is the first that is read from its start in its row: the reader came for
-        it, and the kernel reads ahead into the next ones. To be called after `plan`, once for each such window."""
-        row = self._rows.get(file)
-        if row is None or row.begun or not row.start <= offset < row.end:
-            return False
-        row.begun = True
-        return True
+        if row is None or row.begun or not row.start <= window.offset < row.end:
+            return None
+        row.begun, row.first = True, window
+        return row.reach
 
     def _in_row(self, file: FileId, row: _Row, window: ByteRange, size: int, used: int) -> Along:
         """A window that costs no seek."""
@@ -211,7 +201,7 @@ class ReadAround:
         row.start, row.end = min(row.start, window.offset), max(row.end, window.end)
         ahead = row.ahead(size, window)
         row.asked = max(row.asked, ahead.end)
-        return Along(_some(ByteRange(start, window.offset - start)), [], _some(ahead), again=True)
+        return Along(_some(ByteRange(start, window.offset - start)), _some(ahead), again=True)
 
     def _block(self, file: FileId, window: ByteRange, size: int, used: int, *, quiet: bool) -> list[ByteRange]:
         """The window's block, if it has cost seeks enough."""

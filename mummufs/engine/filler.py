@@ -306,6 +306,7 @@ class Filler:
         asks: Sequence[ByteRange],
         *,
         used: int,
+        from_start: bool,
     ) -> Sequence[ByteRange]:
         """Something in missing windows is going to be read: have disks that spin read along what else is missing.
 
@@ -318,35 +319,37 @@ class Filler:
         """
         if self._around is None or self._nursery is None:
             return ()
-        along = self._around.plan(name, wanted, version.size, used=used, quiet=self.schedule.is_quiet)
+        along = self._around.plan(
+            name, wanted, version.size, used=used, quiet=self.schedule.is_quiet, from_start=from_start
+        )
         before = self._missing(name, version, table, along.before)
         rest = self._missing(name, version, table, along.rest, flying=False)
-        after = self._missing(name, version, table, along.after, flying=False)
-        new = [*([] if along.again else before), *after, *rest]
+        new = [*([] if along.again else before), *rest]
         self._counters.source_reads.along_bytes += sum(run.size - run.intersection(wanted).size for run in new)
         self._hint_nowait(file, rest)
-        return [*joined([*before, *asks]), *after]
+        return joined([*before, *asks])
 
     def read_siblings_nowait(
         self, name: FileId, version: Version, file: SourceFile, table: RangeTable, number: int
     ) -> None:
         """A window is read from its start that is not in the store: have disks that spin read what belongs to it."""
-        if self._around is None or not self._around.begins(name, table.starts[number]):
+        window = ByteRange(table.starts[number], table.ends[number] - table.starts[number])
+        reach = None if self._around is None else self._around.begins(name, window)
+        if reach is None:
             return
 
         def is_missing(i: int) -> bool:
             other = window_key(name, table, i)
             return not (other in self._flights or self._index.is_resident(other, version))
 
-        numbers = self._siblings.missed(name, table, number, is_missing)
-        reach = self._around.reach(name)
-        runs = []
-        for i in numbers:
+        runs = [ByteRange(window.end, reach.after)] if reach.after else []
+        for i in self._siblings.missed(name, table, number, is_missing):
             sibling = ByteRange(table.starts[i], min(SIBLING_BYTES, table.ends[i] - table.starts[i]))
-            runs += self._missing(name, version, table, [reach.around(sibling, version.size)], flying=False)
-        self._counters.source_reads.along_bytes += sum(run.size for run in runs)
+            runs.append(reach.around(sibling, version.size))
         for run in runs:  # each by itself: the file system may have to look up where it is, or its checksums
-            self._hint_nowait(file, [run])
+            parts = self._missing(name, version, table, [run], flying=False)
+            self._counters.source_reads.along_bytes += sum(part.size for part in parts)
+            self._hint_nowait(file, parts)
 
     def _hint_nowait(self, file: SourceFile, runs: Sequence[ByteRange]) -> None:
         """Tell the source of these, soon."""

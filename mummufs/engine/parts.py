@@ -136,15 +136,18 @@ def _tell(cache: Cache, plan: ReadPlan, parts: Sequence[Part], file: SourceFile)
     """Have the disks told of all that this read has them read, whichever part of it is read first."""
     assert plan.table is not None
     asks = [ask for part in parts for ask in part.asks]
+    starts = [s for s in plan.segments if s.kind is SegmentKind.MISS and s.offset == plan.table.starts[s.window]]
     if asks:
         wanted = ByteRange(asks[0].offset, max(ask.end for ask in asks) - asks[0].offset)
         used = sum(part.end - part.offset for part in parts if part.asks)
-        before = cache.filler.read_along_nowait(plan.file, wanted, plan.version, file, plan.table, asks, used=used)
+        from_start = bool(starts) and starts[0].offset == asks[0].offset
+        before = cache.filler.read_along_nowait(
+            plan.file, wanted, plan.version, file, plan.table, asks, used=used, from_start=from_start
+        )
         for part in parts:
             if part.asks:
                 part.hints = before
                 if part.flight is not None:
                     part.flight.before = before
-    for segment in plan.segments:
-        if segment.kind is SegmentKind.MISS and segment.offset == plan.table.starts[segment.window]:
-            cache.filler.read_siblings_nowait(plan.file, plan.version, file, plan.table, segment.window)
+    for segment in starts:
+        cache.filler.read_siblings_nowait(plan.file, plan.version, file, plan.table, segment.window)
