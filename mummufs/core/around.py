@@ -52,13 +52,10 @@ AHEAD = 0.5
 """Times the length of the row. Half of that is through before more is asked for."""
 GAP_MAX_BYTES = 2 << 20
 """Windows closer than this are in one row, and cost no seek."""
-REACHES = 3
+REACHES = 4
 """Rows that must have reached as far."""
 REACH_MAX_BYTES = 4 << 20
 """What is asked for before a window, and beyond it, at most: the kernel's read-ahead, in whole windows."""
-
-ASKED = -1
-"""In place of a count of seeks: the block has been asked for."""
 
 
 class Along(NamedTuple):
@@ -88,6 +85,20 @@ class Reach(NamedTuple):
 
 
 NOTHING = Reach(0, 0)
+
+
+@dataclass(slots=True)
+class _Block:
+    """What a block has cost so far.
+
+    Attributes:
+        read_bytes: of its windows, what is asked for with them not counted.
+        asked: whether all of it has been asked for.
+    """
+
+    seeks: int = 0
+    read_bytes: int = 0
+    asked: bool = False
 
 
 @dataclass(slots=True)
@@ -135,7 +146,7 @@ class _Row:
         self.reaches.append(Reach(self.first.offset - self.start, self.end - self.first.end))
         reach = NOTHING
         if len(self.reaches) == REACHES:
-            reach = Reach(*(min(REACH_MAX_BYTES, *sizes) for sizes in zip(*self.reaches, strict=True)))
+            reach = Reach(*(min(REACH_MAX_BYTES, sorted(sizes)[-2]) for sizes in zip(*self.reaches, strict=True)))
         asked_from = reach.around(window, size).offset if from_start else window.offset
         return _Row(window, window.offset, window.end, asked_from, window.end, reaches=self.reaches, reach=reach)
 
@@ -151,7 +162,7 @@ class ReadAround:
     def __init__(self) -> None:
         self.asked_bytes = 0
         self.used_bytes = 0
-        self._seeks: OrderedDict[tuple[FileId, int], int] = OrderedDict()
+        self._blocks: OrderedDict[tuple[FileId, int], _Block] = OrderedDict()
         self._rows: OrderedDict[FileId, _Row] = OrderedDict()
 
     def plan(
@@ -182,6 +193,9 @@ class ReadAround:
             self._rows.popitem(last=False)
         runs = [*([] if along.again else along.before), *along.rest]
         self.asked_bytes += sum(run.size - run.intersection(window).size for run in runs)
+        block = self._blocks.get((file, window.offset // BLOCK_BYTES))
+        if block is not None:
+            block.read_bytes += window.size
         return along
 
     def begins(self, file: FileId, window: ByteRange) -> Reach | None:
@@ -195,7 +209,8 @@ class ReadAround:
 
     def _in_row(self, file: FileId, row: _Row, window: ByteRange, size: int, used: int) -> Along:
         """A window that costs no seek."""
-        if row.was_asked_for(window) or self._seeks.get((file, window.offset // BLOCK_BYTES)) == ASKED:
+        block = self._blocks.get((file, window.offset // BLOCK_BYTES))
+        if row.was_asked_for(window) or (block is not None and block.asked):
             self.used_bytes += used
         start = min(window.offset, max(row.start, window.offset - GAP_MAX_BYTES))
         row.start, row.end = min(row.start, window.offset), max(row.end, window.end)
@@ -205,24 +220,25 @@ class ReadAround:
 
     def _block(self, file: FileId, window: ByteRange, size: int, used: int, *, quiet: bool) -> list[ByteRange]:
         """The window's block, if it has cost seeks enough."""
-        block = window.offset // BLOCK_BYTES
-        seeks = self._seeks.get((file, block), 0)
-        if seeks == ASKED:
+        number = window.offset // BLOCK_BYTES
+        start, end = number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, size)
+        block = self._blocks.pop((file, number), _Block())
+        self._blocks[file, number] = block
+        if len(self._blocks) > BLOCKS_MAX:
+            self._blocks.popitem(last=False)
+        if block.asked:
             self.used_bytes += used
             return []
-        seeks += 1
-        due = quiet and seeks * SEEK_BYTES >= PATIENCE * BLOCK_BYTES and window.size < BLOCK_BYTES
-        self._seeks[file, block] = ASKED if due else seeks
-        if len(self._seeks) > BLOCKS_MAX:
-            self._seeks.popitem(last=False)
-        if not due:
+        block.seeks += 1
+        left = end - start - min(block.read_bytes, end - start)
+        block.asked = quiet and block.seeks * SEEK_BYTES >= PATIENCE * left and window.size < BLOCK_BYTES
+        if not block.asked:
             return []
-        start, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, size)
         runs = [ByteRange(window.offset, max(end, window.end) - window.offset)]
         return runs if start == window.offset else [*runs, ByteRange(start, window.offset - start)]
 
     def _check(self) -> None:
-        assert len(self._seeks) <= BLOCKS_MAX
+        assert len(self._blocks) <= BLOCKS_MAX
         assert len(self._rows) <= ROWS_MAX
         assert self.used_bytes >= 0
         for row in self._rows.values():

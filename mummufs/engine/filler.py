@@ -53,6 +53,8 @@ IN_FLIGHT_BYTES_MAX = 256 << 20
 """Window bytes in memory for all flights together, until they are written."""
 FLIGHTS_MAX = 1024
 """Flights at once: enough that the bytes are the limit for a model of small tensors, some 250 KiB on average."""
+HOLE_BYTES = 4 << 20
+"""What is in the store is asked for all the same between two runs: to pass over it costs disks no less."""
 SIBLING_BYTES = 8 << 20
 """What is asked for of each of the other slices of an expert, at most."""
 HINTING_MAX = 8
@@ -331,18 +333,21 @@ class Filler:
 
     def read_siblings_nowait(
         self, name: FileId, version: Version, file: SourceFile, table: RangeTable, number: int
-    ) -> None:
+    ) -> list[ByteRange]:
         """A window is read from its start that is not in the store: have disks that spin read what belongs to it."""
         window = ByteRange(table.starts[number], table.ends[number] - table.starts[number])
         reach = None if self._around is None else self._around.begins(name, window)
         if reach is None:
-            return
+            return []
 
         def is_missing(i: int) -> bool:
             other = window_key(name, table, i)
             return not (other in self._flights or self._index.is_resident(other, version))
 
-        runs = [ByteRange(window.end, reach.after)] if reach.after else []
+        after = [ByteRange(window.end, reach.after)] if reach.after else []
+        after = self._missing(name, version, table, after)
+        self._counters.source_reads.along_bytes += sum(part.size for part in after)
+        runs = []
         for i in self._siblings.missed(name, table, number, is_missing):
             sibling = ByteRange(table.starts[i], min(SIBLING_BYTES, table.ends[i] - table.starts[i]))
             runs.append(reach.around(sibling, version.size))
@@ -350,6 +355,7 @@ class Filler:
             parts = self._missing(name, version, table, [run], flying=False)
             self._counters.source_reads.along_bytes += sum(part.size for part in parts)
             self._hint_nowait(file, parts)
+        return after
 
     def _hint_nowait(self, file: SourceFile, runs: Sequence[ByteRange]) -> None:
         """Tell the source of these, soon."""
@@ -367,9 +373,8 @@ class Filler:
                 other = window_key(name, table, i)
                 if (other in self._flights and not flying) or self._index.is_resident(other, version):
                     continue
-                part = run.intersection(ByteRange(other.offset, other.size))
-                missing.append(part)
-        return joined(missing)
+                missing.append(run.intersection(ByteRange(other.offset, other.size)))
+        return joined(missing, HOLE_BYTES)
 
     async def _hint(self, file: SourceFile, runs: Sequence[ByteRange]) -> None:
         """Tell the source, in a thread that nobody waits for: so much of it takes the kernel some milliseconds."""
@@ -445,11 +450,11 @@ class Filler:
         return (version.ctime_ns + self._settle_ns - self._wall_ns()) / 1e9
 
 
-def joined(runs: Sequence[ByteRange]) -> list[ByteRange]:
-    """The same bytes, with what follows on something in one run with it."""
+def joined(runs: Sequence[ByteRange], hole_bytes: int = 0) -> list[ByteRange]:
+    """The same bytes, with what follows on something in one run with it, over holes of at most `hole_bytes`."""
     found: list[ByteRange] = []
     for run in runs:
-        if found and found[-1].offset <= run.offset <= found[-1].end:
+        if found and found[-1].offset <= run.offset <= found[-1].end + hole_bytes:
             run = ByteRange(found[-1].offset, max(run.end, found[-1].end) - found.pop().offset)
         found.append(run)
     return found

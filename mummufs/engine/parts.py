@@ -144,10 +144,13 @@ def _tell(cache: Cache, plan: ReadPlan, parts: Sequence[Part], file: SourceFile)
         before = cache.filler.read_along_nowait(
             plan.file, wanted, plan.version, file, plan.table, asks, used=used, from_start=from_start
         )
+    after = []
+    for segment in starts:
+        after += cache.filler.read_siblings_nowait(plan.file, plan.version, file, plan.table, segment.window)
+    if asks:
+        before = [*before, *after]
         for part in parts:
             if part.asks:
                 part.hints = before
                 if part.flight is not None:
                     part.flight.before = before
-    for segment in starts:
-        cache.filler.read_siblings_nowait(plan.file, plan.version, file, plan.table, segment.window)
