@@ -1,29 +1,21 @@
-"""Read-around: what else to ask spinning disks for when a window is read, so that one seek brings many.
+"""Read-around: what else to ask spinning disks for when a window is read, so that one seek brings all of it.
 
 Theory of operation. What a reader reads without a seek is a *row*: windows that follow one another, in any order, since
-his requests come side by side. Of each file the latest row is remembered, and three things are asked for besides:
+his requests come side by side. Of each file the latest rows are remembered, one for each of some readers. Asked for are
 
-- *What is read around each window anyway.* The kernel reads ahead of who reads a slice of a file, and around who faults
-  one in, and its requests reach us one after the other, each in a thread of its own. On disks they would be a seek
-  each, out of order. Rows of a file are alike, so where the last REACHES rows all have reached so far before and
-  beyond their first window, that is asked for with the next one's first window, in one pass. And each request has the
-  row asked for again up to its own place, so that whichever thread comes first, the disks are asked in order: to be
-  asked twice costs nothing.
-- *What follows*, for who walks through a file, window by window, so that the disks never stand still: AHEAD times what
-  the row is long, up to a block. That is a known factor of what the reader has read.
-- *The block*, where seeks are many. A file is cut into blocks of BLOCK_BYTES. Reading a whole block costs as much as
-  some seeks, and pays if more of its windows than that are going to be read. Nobody knows that beforehand, so the rule
-  is that of renting and buying: rows of a block are read one by one, each for a seek of its own, until the seeks have
-  cost PATIENCE of what the block costs; then the rest of it is asked for. So reading along costs a known factor of the
-  seeks that were needed before, whatever comes: a model of which a token reads little here and little there pays its
-  seeks and no more, and one that is read all over has its blocks in a few passes. It is asked for from the window on,
-  because a reader waits for that one, then what lies before it.
+- *the row so far*, with each request of a row. The kernel reads ahead of who reads a slice of a file, and around who
+  faults one in. Its requests reach the source in a thread each, and in any order, which would be a seek each. Whichever
+  thread comes first, the disks are asked from the start on; to be asked twice costs nothing.
+- *what rows reach around their first window*, with that window. Rows of a file are alike. What one of the last REACHES
+  rows had before and beyond the window that its reader came for, the kernel is about to ask for again.
+- *what follows*, for who walks through a file, window by window, so that the disks never stand still: AHEAD times what
+  has walked. So it costs a known share of what was read before, whatever comes.
 
 None of it is waited for, and none of it is stored: it is in the kernel's cache of the source when somebody comes for
 it, and costs no seek then.
 
-Seeks are forgotten with their block, when BLOCKS_MAX others have been read in since: the kernel may have dropped by
-then what was read along, so a block that is visited that seldom would not have paid.
+To ask for a whole block of the file once its seeks had cost as much was tried, as one rents before one buys: tokens
+that read a little here and a little there had the disks busy with what nobody came for (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -34,28 +26,24 @@ from typing import NamedTuple
 
 from mummufs.core.ranges import ByteRange, FileId
 
-BLOCK_BYTES = 32 << 20
-"""46 ms of four disks at 180 MB/s: some five seeks."""
-SEEK_BYTES = 6 << 20
-"""What four such disks read in the time of a seek, 8 ms."""
-PATIENCE = 0.75
-"""Of a block's bytes. The fourth seek has it asked for."""
-BLOCKS_MAX = 128
-"""Blocks whose seeks are counted at once, 4 GiB."""
-ROWS_MAX = 64
-"""Files of which the latest row is remembered."""
+FILES_MAX = 64
+"""Files whose rows are remembered."""
+ROWS_MAX = 4
+"""Rows of a file that may still go on: readers side by side."""
+GAP_MAX_BYTES = 2 << 20
+"""Windows closer than this are in one row."""
 SPILL_BYTES = 5 << 19
 """What of a row may be nobody's wish: the kernel reads up to 1 MiB ahead twice, and half of that around a fault."""
 WALK_BYTES = 8 << 20
 """A row that is longer by this, and by two windows, is a walk through the file."""
-AHEAD = 0.5
-"""Times the length of the row. Half of that is through before more is asked for."""
-GAP_MAX_BYTES = 2 << 20
-"""Windows closer than this are in one row, and cost no seek."""
+AHEAD = 1.0
+"""Times what was walked. Half of that is through before more is asked for."""
+AHEAD_MAX_BYTES = 32 << 20
+"""46 ms of four disks at 180 MB/s."""
 REACHES = 4
-"""Rows that must have reached as far."""
+"""Rows that are looked at."""
 REACH_MAX_BYTES = 4 << 20
-"""What is asked for before a window, and beyond it, at most: the kernel's read-ahead, in whole windows."""
+"""A row that reaches further around its first window was a walk."""
 
 
 class Along(NamedTuple):
@@ -63,13 +51,13 @@ class Along(NamedTuple):
 
     Attributes:
         before: to be asked for before the window, so that the disks go forward.
-        rest: to be asked for at leisure.
-        again: `before` has been asked for already, or will be in a moment by another request's thread.
+        ahead: to be asked for at leisure.
+        again: `before` has been asked for already, or is about to be by another request's thread.
     """
 
     before: list[ByteRange]
-    rest: list[ByteRange]
-    again: bool = False
+    ahead: list[ByteRange]
+    again: bool
 
 
 class Reach(NamedTuple):
@@ -84,31 +72,15 @@ class Reach(NamedTuple):
         return ByteRange(start, end - start)
 
 
-NOTHING = Reach(0, 0)
-
-
-@dataclass(slots=True)
-class _Block:
-    """What a block has cost so far.
-
-    Attributes:
-        read_bytes: of its windows, what is asked for with them not counted.
-        asked: whether all of it has been asked for.
-    """
-
-    seeks: int = 0
-    read_bytes: int = 0
-    asked: bool = False
-
-
 @dataclass(slots=True)
 class _Row:
-    """The latest row of a file.
+    """A row.
 
     Attributes:
-        first: the window that it began with.
+        first: the window that its reader came for, as far as known.
         start, end: how far it reaches by now.
         asked_from, asked: what was asked for besides: from here, and up to here.
+        begun: whether a window was read from its start, so that `first` is certain.
     """
 
     first: ByteRange
@@ -117,11 +89,6 @@ class _Row:
     asked_from: int
     asked: int
     begun: bool = False
-    """Whether the start of a window was read in it."""
-    reaches: deque[Reach] = field(default_factory=lambda: deque(maxlen=REACHES))
-    """Of the last rows."""
-    reach: Reach = NOTHING
-    """What they all had."""
 
     def is_near(self, window: ByteRange) -> bool:
         """Whether a window belongs to the row. Those that readers wait for come side by side, and in any order."""
@@ -131,24 +98,49 @@ class _Row:
         """Whether a window of the row was asked for before anybody read it."""
         return self.end <= window.offset < self.asked or self.asked_from <= window.offset < self.start
 
-    def ahead(self, size: int, window: ByteRange) -> ByteRange:
+    def ahead(self, window: ByteRange, size: int) -> ByteRange:
         """What follows who walks and has not been asked for; nothing until half of what was is through."""
         walked = self.end - self.start - SPILL_BYTES
-        length = max(0, min(int(AHEAD * walked), BLOCK_BYTES))
         start = max(self.asked, self.end)
+        if walked < max(WALK_BYTES, 2 * window.size):
+            return ByteRange(start, 0)
+        length = min(int(AHEAD * walked), AHEAD_MAX_BYTES)
         end = max(start, min(self.end + length, size))
-        if walked < max(WALK_BYTES, 2 * window.size) or end - start < min(length // 2, size - start):
-            end = start
-        return ByteRange(start, end - start)
+        return ByteRange(start, 0 if end - start < min(length // 2, size - start) else end - start)
 
-    def next(self, window: ByteRange, size: int, *, from_start: bool) -> _Row:
-        """The row that begins with a window elsewhere, asked for as far as all of the last ones reached."""
-        self.reaches.append(Reach(self.first.offset - self.start, self.end - self.first.end))
-        reach = NOTHING
-        if len(self.reaches) == REACHES:
-            reach = Reach(*(min(REACH_MAX_BYTES, sorted(sizes)[-2]) for sizes in zip(*self.reaches, strict=True)))
-        asked_from = reach.around(window, size).offset if from_start else window.offset
-        return _Row(window, window.offset, window.end, asked_from, window.end, reaches=self.reaches, reach=reach)
+
+@dataclass(slots=True)
+class _File:
+    """What is remembered of a file: its rows, the latest last, and how far those before them reached."""
+
+    rows: list[_Row] = field(default_factory=list)
+    reaches: deque[Reach] = field(default_factory=lambda: deque(maxlen=REACHES))
+
+    def take(self, window: ByteRange) -> _Row | None:
+        """The row that a window belongs to, which is the latest now."""
+        for row in reversed(self.rows):
+            if row.is_near(window):
+                self.rows.remove(row)
+                self.rows.append(row)
+                return row
+        return None
+
+    def begin(self, window: ByteRange, asked_from: int) -> None:
+        """A row begins. The oldest one that is too many is over."""
+        self.rows.append(_Row(window, window.offset, window.end, asked_from, window.end))
+        if len(self.rows) > ROWS_MAX:
+            row = self.rows.pop(0)
+            reach = Reach(max(0, row.first.offset - row.start), max(0, row.end - row.first.end))
+            if max(reach) <= REACH_MAX_BYTES:
+                self.reaches.append(reach)
+
+    @property
+    def reach(self) -> Reach:
+        """How far rows reach."""
+        return Reach(
+            max((reach.before for reach in self.reaches), default=0),
+            max((reach.after for reach in self.reaches), default=0),
+        )
 
 
 class ReadAround:
@@ -156,93 +148,63 @@ class ReadAround:
 
     Attributes:
         asked_bytes: what was asked for besides windows that were about to be read, so far.
-        used_bytes: how much of it was read then. What is read again, because it was not stored, counts again.
+        used_bytes: how much of it was read then.
     """
 
     def __init__(self) -> None:
         self.asked_bytes = 0
         self.used_bytes = 0
-        self._blocks: OrderedDict[tuple[FileId, int], _Block] = OrderedDict()
-        self._rows: OrderedDict[FileId, _Row] = OrderedDict()
+        self._files: OrderedDict[FileId, _File] = OrderedDict()
 
-    def plan(
-        self, file: FileId, window: ByteRange, size: int, *, used: int, quiet: bool, from_start: bool = True
-    ) -> Along:
+    def plan(self, file: FileId, window: ByteRange, size: int, *, used: int, from_start: bool) -> Along:
         """A window is about to be read. What to ask for besides.
 
         Args:
             window: the window, or the part of it that is read; several that lie side by side count as one.
             size: the file's.
             used: bytes of it that count as used, if they were asked for before.
-            quiet: nobody else waits for the source. Only then is a block asked for that nobody walks into.
-            from_start: it is read from its start.
+            from_start: it is read from its start: its reader came for it, as far as can be told.
         """
-        row = self._rows.pop(file, None)
-        if row is not None and row.is_near(window):
-            along = self._in_row(file, row, window, size, used)
+        rows = self._files.pop(file, None) or _File()
+        self._files[file] = rows
+        if len(self._files) > FILES_MAX:
+            self._files.popitem(last=False)
+        row = rows.take(window)
+        if row is None:
+            start = rows.reach.around(window, size).offset if from_start else window.offset
+            rows.begin(window, start)
+            along = Along(_some(ByteRange(start, window.offset - start)), [], again=False)
         else:
-            row = (
-                _Row(window, window.offset, window.end, window.offset, window.end)
-                if row is None
-                else row.next(window, size, from_start=from_start)
-            )
-            before = ByteRange(row.asked_from, row.start - row.asked_from)
-            along = Along(_some(before), self._block(file, window, size, used, quiet=quiet))
-        self._rows[file] = row
-        if len(self._rows) > ROWS_MAX:
-            self._rows.popitem(last=False)
-        runs = [*([] if along.again else along.before), *along.rest]
-        self.asked_bytes += sum(run.size - run.intersection(window).size for run in runs)
-        block = self._blocks.get((file, window.offset // BLOCK_BYTES))
-        if block is not None:
-            block.read_bytes += window.size
+            if row.was_asked_for(window):
+                self.used_bytes += used
+            start = min(window.offset, max(row.start, window.offset - GAP_MAX_BYTES))
+            row.start, row.end = min(row.start, window.offset), max(row.end, window.end)
+            ahead = row.ahead(window, size)
+            row.asked = max(row.asked, ahead.end)
+            along = Along(_some(ByteRange(start, window.offset - start)), _some(ahead), again=True)
+        self.asked_bytes += sum(run.size for run in along.ahead) + (0 if along.again else window.offset - start)
         return along
 
-    def begins(self, file: FileId, window: ByteRange) -> Reach | None:
-        """A window is about to be read from its start, and `plan` has been asked. If it is the first of its row, the
-        reader came for it, and for what is read around it nobody did: what the last rows all had of that; else None."""
-        row = self._rows.get(file)
-        if row is None or row.begun or not row.start <= window.offset < row.end:
+    def begins(self, file: FileId, window: ByteRange, size: int) -> Reach | None:
+        """A window is about to be read from its start, and `plan` has been asked. If it is the first such one of its
+        row, its reader came for it, and not for what is read around it: how far that is; None otherwise."""
+        rows = self._files.get(file)
+        row = None if rows is None else rows.take(window)
+        if rows is None or row is None or row.begun:
             return None
         row.begun, row.first = True, window
-        return row.reach
-
-    def _in_row(self, file: FileId, row: _Row, window: ByteRange, size: int, used: int) -> Along:
-        """A window that costs no seek."""
-        block = self._blocks.get((file, window.offset // BLOCK_BYTES))
-        if row.was_asked_for(window) or (block is not None and block.asked):
-            self.used_bytes += used
-        start = min(window.offset, max(row.start, window.offset - GAP_MAX_BYTES))
-        row.start, row.end = min(row.start, window.offset), max(row.end, window.end)
-        ahead = row.ahead(size, window)
-        row.asked = max(row.asked, ahead.end)
-        return Along(_some(ByteRange(start, window.offset - start)), _some(ahead), again=True)
-
-    def _block(self, file: FileId, window: ByteRange, size: int, used: int, *, quiet: bool) -> list[ByteRange]:
-        """The window's block, if it has cost seeks enough."""
-        number = window.offset // BLOCK_BYTES
-        start, end = number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, size)
-        block = self._blocks.pop((file, number), _Block())
-        self._blocks[file, number] = block
-        if len(self._blocks) > BLOCKS_MAX:
-            self._blocks.popitem(last=False)
-        if block.asked:
-            self.used_bytes += used
-            return []
-        block.seeks += 1
-        left = end - start - min(block.read_bytes, end - start)
-        block.asked = quiet and block.seeks * SEEK_BYTES >= PATIENCE * left and window.size < BLOCK_BYTES
-        if not block.asked:
-            return []
-        runs = [ByteRange(window.offset, max(end, window.end) - window.offset)]
-        return runs if start == window.offset else [*runs, ByteRange(start, window.offset - start)]
+        reach = rows.reach
+        end = reach.around(window, size).end
+        self.asked_bytes += max(0, end - max(row.end, row.asked))
+        row.asked = max(row.asked, end)
+        return reach
 
     def _check(self) -> None:
-        assert len(self._blocks) <= BLOCKS_MAX
-        assert len(self._rows) <= ROWS_MAX
-        assert self.used_bytes >= 0
-        for row in self._rows.values():
-            assert row.start < row.end
+        assert len(self._files) <= FILES_MAX
+        for rows in self._files.values():
+            assert 0 < len(rows.rows) <= ROWS_MAX
+            assert all(row.start < row.end <= row.asked or row.asked >= row.first.end for row in rows.rows)
+            assert max(rows.reach) <= REACH_MAX_BYTES
 
 
 def _some(run: ByteRange) -> list[ByteRange]:

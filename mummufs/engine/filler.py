@@ -321,14 +321,12 @@ class Filler:
         """
         if self._around is None or self._nursery is None:
             return ()
-        along = self._around.plan(
-            name, wanted, version.size, used=used, quiet=self.schedule.is_quiet, from_start=from_start
-        )
+        along = self._around.plan(name, wanted, version.size, used=used, from_start=from_start)
         before = self._missing(name, version, table, along.before)
-        rest = self._missing(name, version, table, along.rest, flying=False)
-        new = [*([] if along.again else before), *rest]
+        ahead = self._missing(name, version, table, along.ahead, flying=False)
+        new = [*([] if along.again else before), *ahead]
         self._counters.source_reads.along_bytes += sum(run.size - run.intersection(wanted).size for run in new)
-        self._hint_nowait(file, rest)
+        self._hint_nowait(file, ahead)
         return joined([*before, *asks])
 
     def read_siblings_nowait(
@@ -336,7 +334,7 @@ class Filler:
     ) -> list[ByteRange]:
         """A window is read from its start that is not in the store: have disks that spin read what belongs to it."""
         window = ByteRange(table.starts[number], table.ends[number] - table.starts[number])
-        reach = None if self._around is None else self._around.begins(name, window)
+        reach = None if self._around is None else self._around.begins(name, window, version.size)
         if reach is None:
             return []
 
