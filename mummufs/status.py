@@ -231,7 +231,12 @@ def _gauges(service: Service, open_handles: int, inodes: int) -> dict[str, Any]:
         gauges["source_reads_background"] = filler.schedule.background
         gauges["source_reads_ordered_waiting"] = filler.schedule.waiting
         gauges["source_reads_ordered_waiting_max"] = filler.schedule.waiting_max
-        gauges["read_around_share_used"] = filler.share_used
+        if filler.hinter is not None:
+            gauges["read_around_share_used"] = filler.hinter.share_used
+            gauges["siblings_told"] = filler.hinter.siblings_told
+            gauges["siblings_used"] = filler.hinter.siblings_used
+            gauges["hints_under_way"] = filler.hinter.hinting
+            gauges["hints_dropped"] = filler.hinter.dropped
         gauges["open_range_files"] = service.cache.resident.open_files
         gauges["evictions_queued"] = service.cache.evictor.queued
         gauges["heat_remembered"] = service.cache.index.statistics().ghosts

@@ -20,7 +20,8 @@ import trio
 
 from mummufs.core.ranges import ByteRange, Version
 from mummufs.core.stats import Counters
-from mummufs.engine.flight import PIECE_MAX_BYTES, Flight, read_piece, read_pieces
+from mummufs.engine.flight import Flight, read_piece, read_pieces
+from mummufs.engine.hinting import asked_by_flight
 from mummufs.engine.schedule import Schedule
 from mummufs.engine.threads import Pools
 from mummufs.source.base import Attributes, SourceFile, Wanted
@@ -31,11 +32,6 @@ FOREGROUND_BYTES = 4 << 20
 BATCH_BYTES = 32 << 20
 """What has one turn at a source that reads several at once, and as much as one of its requests may be: 10 ms of an
 NVMe, 0.2 s of a spinning disk, which a reader may have to wait for."""
-
-PASS_PIECE_BYTES = 256 << 10
-"""A read of a window that no flight brings counts as a piece of a pass over it if it is at least this large."""
-PASS_WINDOW_BYTES = 8 << 20
-"""Up to this size the whole window is asked for then: some two seeks' time of four disks."""
 
 
 class _Piece(NamedTuple):
@@ -86,35 +82,13 @@ class Bringer:
             attributes = await self._pools.metadata.run(_attributes, flight.file)
         return attributes
 
-    def asked(self, window: ByteRange, first: ByteRange) -> ByteRange:
-        """What a flight asks the disks for before it reads its first piece."""
-        if window.size <= FOREGROUND_BYTES:
-            return window  # in its order: to read the end first would cost the disks more than its start
-        return window.intersection(ByteRange(first.offset, first.size + PIECE_MAX_BYTES))
-
-    def pass_hints(self, window: ByteRange, part: ByteRange) -> Sequence[ByteRange]:
-        """What the disks are told before a reader reads a part of a window itself, because its fill was declined.
-
-        The kernel cuts a reader's pass over a window into requests, which reach the source side by side and in any
-        order. Each would cost disks a seek; told of the whole they read it in one pass.
-        """
-        if not self._has_hints or part.size < PASS_PIECE_BYTES or part.contains(window):
-            return ()
-        if window.size <= PASS_WINDOW_BYTES:
-            return (window,)
-        return (window.intersection(ByteRange(part.offset, part.size + PIECE_MAX_BYTES)),)
-
     def _pieces(self, flight: Flight) -> Iterator[_Piece]:
-        window, first = flight.window, True
+        told = flight.hints
         for part in flight.pieces():
-            hints = []
-            if self._has_hints and first and flight.before:
-                hints += flight.before
-            elif self._has_hints and first and window.size <= FOREGROUND_BYTES:
-                hints.append(window)  # in its order: to read the end first would cost the disks more than its start
-            elif self._has_hints:
-                hints.append(window.intersection(ByteRange(part.offset, part.size + PIECE_MAX_BYTES)))
-            first = False
+            hints: Sequence[ByteRange] = ()
+            if self._has_hints:
+                hints = told or [asked_by_flight(flight.window, part)]
+                told = ()
             yield _Piece(part, hints)
 
     async def _read_foreground(self, flight: Flight, pieces: Iterator[_Piece]) -> Attributes | None:

@@ -8,7 +8,7 @@ Spinning disks decide how a flight reads. What a window of a few MiB costs is it
 anybody else gets the head; of a larger one that goes for the part that a reader waits for, and the rest lets others
 pass (`bringing`, `schedule`). Windows that are wanted at once and lie close together are one flight, and where the
 source reads several at once the flights that begin together are read together (`merging`). And the disks are told what
-is likely to be read next (`core/around.py`).
+is likely to be read next (`hinting`).
 
 A fill is counted in the index from `begin_fill` on, before a byte of its range file is written. If there is no room
 yet, victims are on their way out while the flight reads; if the room has not come some seconds after the last byte,
@@ -26,18 +26,15 @@ from functools import partial
 
 import trio
 
-from mummufs.core.around import ReadAround
 from mummufs.core.index import CacheIndex
-from mummufs.core.manifest import RangeTable
-from mummufs.core.plan import window_key
 from mummufs.core.ranges import ByteRange, FileId, RangeKey, Version
-from mummufs.core.siblings import Siblings
 from mummufs.core.states import DECLINED, Decision
 from mummufs.core.stats import Counters
 from mummufs.engine.bringing import Bringer
 from mummufs.engine.evictor import Evictor
 from mummufs.engine.flight import Flight
 from mummufs.engine.gate import Gate
+from mummufs.engine.hinting import Hinter
 from mummufs.engine.landing import Landing
 from mummufs.engine.merging import batches, merged
 from mummufs.engine.resident import Resident
@@ -45,7 +42,6 @@ from mummufs.engine.schedule import Schedule
 from mummufs.engine.threads import Pools
 from mummufs.engine.wear import Wear
 from mummufs.source.base import Attributes, SourceFile
-from mummufs.source.hints import will_need
 from mummufs.store.layout import charge_of
 from mummufs.store.rangestore import RangeStore
 
@@ -53,12 +49,6 @@ IN_FLIGHT_BYTES_MAX = 256 << 20
 """Window bytes in memory for all flights together, until they are written."""
 FLIGHTS_MAX = 1024
 """Flights at once: enough that the bytes are the limit for a model of small tensors, some 250 KiB on average."""
-HOLE_BYTES = 4 << 20
-"""What is in the store is asked for all the same between two runs: to pass over it costs disks no less."""
-SIBLING_BYTES = 8 << 20
-"""What is asked for of each of the other slices of an expert, at most."""
-HINTING_MAX = 8
-"""Threads that tell the source at once."""
 log = logging.getLogger(__name__)
 
 
@@ -78,7 +68,7 @@ class Filler:
         settle_ns: int,
         reserve_bytes: int,
         wall_ns: Callable[[], int],
-        around: ReadAround | None = None,
+        spins: bool = False,
     ) -> None:
         """Make a filler that does nothing until `run`.
 
@@ -86,7 +76,7 @@ class Filler:
             settle_ns: a file that changed this recently is not stored.
             reserve_bytes: fills stop while the store's file system has less free space than this.
             wall_ns: the time of day, in ns since 1970, as the source's clock has it.
-            around: for a source of spinning disks, what else to ask them for; None: it is told nothing beforehand.
+            spins: the source's disks do, and are told beforehand what will be read.
         """
         self._index = index
         self._evictor = evictor
@@ -94,17 +84,15 @@ class Filler:
         self._counters = counters
         self._settle_ns = settle_ns
         self._wall_ns = wall_ns
-        self._around = around
-        self._siblings = Siblings()
         self._writer = Landing(index, resident, store, evictor, gate, counters, reserve_bytes=reserve_bytes)
         self._flights: dict[RangeKey, Flight] = {}
         self._passes = 0
-        self._hinting = 0
         self._nursery: trio.Nursery | None = None
         self._landing = trio.Event()
         self.schedule = Schedule(pools)
         """Who reads the source next."""
-        self._bringer = Bringer(pools, self.schedule, counters, hints=around is not None)
+        self._bringer = Bringer(pools, self.schedule, counters, hints=spins)
+        self.hinter = Hinter(index, pools, counters, self.has) if spins else None
         self.noticed: Callable[[SourceFile, Attributes], None] | None = None
         """Told when a file turns out to have another version than a flight was started for."""
         self.wear: Wear | None = None
@@ -120,6 +108,8 @@ class Filler:
         """Keep flights in the air until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            if self.hinter is not None:
+                await nursery.start(self.hinter.run)
             task_status.started()
             await trio.sleep_forever()
 
@@ -144,12 +134,6 @@ class Filler:
     def flights(self) -> int:
         """Ranges in the air or being written."""
         return len(self._flights)
-
-    @property
-    def share_used(self) -> float | None:
-        """Which part of the blocks that disks were asked for was used; None where there are none."""
-        around = self._around
-        return min(1.0, around.used_bytes / around.asked_bytes) if around and around.asked_bytes else None
 
     def offer_nowait(
         self,
@@ -209,14 +193,6 @@ class Filler:
                 flights[flight] = reserved
         if flights:
             self._take_off(flights, reads=True, urgent=True)
-
-    def asked(self, key: RangeKey, first: ByteRange) -> ByteRange:
-        """What a flight asks disks for before it reads its first piece."""
-        return self._bringer.asked(ByteRange(key.offset, key.size), first)
-
-    def pass_hints(self, key: RangeKey, part: ByteRange) -> Sequence[ByteRange]:
-        """What disks that spin are told before a reader reads a part of a missing window itself."""
-        return self._bringer.pass_hints(ByteRange(key.offset, key.size), part)
 
     @property
     def is_taking(self) -> bool:
@@ -296,96 +272,6 @@ class Filler:
             self._nursery.start_soon(self._fly, flight, accepted, bring)
             bring = flight.wait_ended
 
-    # ------------------------------------------------------------------ reading along
-
-    def read_along_nowait(
-        self,
-        name: FileId,
-        wanted: ByteRange,
-        version: Version,
-        file: SourceFile,
-        table: RangeTable,
-        asks: Sequence[ByteRange],
-        *,
-        used: int,
-        from_start: bool,
-    ) -> Sequence[ByteRange]:
-        """Something in missing windows is going to be read: have disks that spin read along what else is missing.
-
-        Args:
-            wanted: what is going to be read now or soon, as far as known.
-            used: how much of it is certain to be.
-
-        Returns:
-            what to tell the disks before anything of it is read.
-        """
-        if self._around is None or self._nursery is None:
-            return ()
-        along = self._around.plan(name, wanted, version.size, used=used, from_start=from_start)
-        before = self._missing(name, version, table, along.before)
-        ahead = self._missing(name, version, table, along.ahead, flying=False)
-        new = [*([] if along.again else before), *ahead]
-        self._counters.source_reads.along_bytes += sum(run.size - run.intersection(wanted).size for run in new)
-        self._hint_nowait(file, ahead)
-        return joined([*before, *asks])
-
-    def read_siblings_nowait(
-        self, name: FileId, version: Version, file: SourceFile, table: RangeTable, number: int
-    ) -> list[ByteRange]:
-        """A window is read from its start that is not in the store: have disks that spin read what belongs to it."""
-        window = ByteRange(table.starts[number], table.ends[number] - table.starts[number])
-        reach = None if self._around is None else self._around.begins(name, window, version.size)
-        if reach is None:
-            return []
-
-        def is_missing(i: int) -> bool:
-            other = window_key(name, table, i)
-            return not (other in self._flights or self._index.is_resident(other, version))
-
-        after = [ByteRange(window.end, reach.after)] if reach.after else []
-        after = self._missing(name, version, table, after)
-        self._counters.source_reads.along_bytes += sum(part.size for part in after)
-        runs = []
-        for i in self._siblings.missed(name, table, number, is_missing):
-            sibling = ByteRange(table.starts[i], min(SIBLING_BYTES, table.ends[i] - table.starts[i]))
-            runs.append(reach.around(sibling, version.size))
-        for run in runs:  # each by itself: the file system may have to look up where it is, or its checksums
-            parts = self._missing(name, version, table, [run], flying=False)
-            self._counters.source_reads.along_bytes += sum(part.size for part in parts)
-            self._hint_nowait(file, parts)
-        return after
-
-    def _hint_nowait(self, file: SourceFile, runs: Sequence[ByteRange]) -> None:
-        """Tell the source of these, soon."""
-        if runs and self._nursery is not None and self._hinting < HINTING_MAX:
-            self._hinting += 1
-            self._nursery.start_soon(self._hint, file, runs)
-
-    def _missing(
-        self, name: FileId, version: Version, table: RangeTable, runs: Sequence[ByteRange], *, flying: bool = True
-    ) -> list[ByteRange]:
-        """Of these runs what lies in windows that nobody has and nobody brings."""
-        missing: list[ByteRange] = []
-        for run in runs:
-            for i in table.overlapping(run.offset, run.size):
-                other = window_key(name, table, i)
-                if (other in self._flights and not flying) or self._index.is_resident(other, version):
-                    continue
-                missing.append(run.intersection(ByteRange(other.offset, other.size)))
-        return joined(missing, HOLE_BYTES)
-
-    async def _hint(self, file: SourceFile, runs: Sequence[ByteRange]) -> None:
-        """Tell the source, in a thread that nobody waits for: so much of it takes the kernel some milliseconds."""
-        try:
-            await self._pools.metadata.run(will_need, file, runs)
-        except OSError as error:
-            log.debug("the source takes no hints: %s", error)
-        except Exception:
-            self._counters.errors.handler += 1
-            log.exception("a hint failed on a fault of ours")
-        finally:
-            self._hinting -= 1
-
     # ------------------------------------------------------------------ flying
 
     async def _fly(self, flight: Flight, accepted: dict[RangeKey, bool], bring: Callable[[], Awaitable[None]]) -> None:
@@ -446,13 +332,3 @@ class Filler:
         The ctime tells: it moves with every change, and unlike the mtime nobody can set it.
         """
         return (version.ctime_ns + self._settle_ns - self._wall_ns()) / 1e9
-
-
-def joined(runs: Sequence[ByteRange], hole_bytes: int = 0) -> list[ByteRange]:
-    """The same bytes, with what follows on something in one run with it, over holes of at most `hole_bytes`."""
-    found: list[ByteRange] = []
-    for run in runs:
-        if found and found[-1].offset <= run.offset <= found[-1].end + hole_bytes:
-            run = ByteRange(found[-1].offset, max(run.end, found[-1].end) - found.pop().offset)
-        found.append(run)
-    return found

@@ -47,6 +47,7 @@ class Flight:
         keys: its windows, all of one file, in the order of their offsets.
         window: from the start of the first to the end of the last.
         doomed: its file is being changed through the mount: nothing of it is stored.
+        hints: what disks are told before its first piece is read, if that is more than its window.
         go: set when a reader waits, for a pass that waits for its turn.
     """
 
@@ -85,7 +86,7 @@ class Flight:
         self.ended = False
         self.doomed = False
         self.given = False
-        self.before: Sequence[ByteRange] = ()
+        self.hints: Sequence[ByteRange] = ()
 
     @property
     def is_waited_for(self) -> bool:

@@ -20,6 +20,7 @@ from mummufs.core.plan import ReadPlan, Segment, SegmentKind, is_wanted
 from mummufs.core.ranges import ByteRange, RangeKey
 from mummufs.engine.cache import Cache
 from mummufs.engine.flight import Flight
+from mummufs.engine.hinting import asked_by_flight, asked_when_declined
 from mummufs.source.base import SourceFile
 
 
@@ -107,9 +108,9 @@ class Placing:
         first = ByteRange(part.offset, part.end - part.offset)
         flight = cache.filler.offer_nowait(key, plan.version, file, first, reads=not covered)
         if flight is None:
-            part.asks += cache.filler.pass_hints(key, first)
+            part.asks.append(asked_when_declined(window, first))
             return
-        part.asks.append(cache.filler.asked(key, first))
+        part.asks.append(asked_by_flight(window, first))
         self.grazes.forget(key)
         if covered:
             part.gifts.append(flight)
@@ -133,24 +134,16 @@ class Placing:
 
 
 def _tell(cache: Cache, plan: ReadPlan, parts: Sequence[Part], file: SourceFile) -> None:
-    """Have the disks told of all that this read has them read, whichever part of it is read first."""
-    assert plan.table is not None
-    asks = [ask for part in parts for ask in part.asks]
-    starts = [s for s in plan.segments if s.kind is SegmentKind.MISS and s.offset == plan.table.starts[s.window]]
-    if asks:
-        wanted = ByteRange(asks[0].offset, max(ask.end for ask in asks) - asks[0].offset)
-        used = sum(part.end - part.offset for part in parts if part.asks)
-        from_start = bool(starts) and starts[0].offset == asks[0].offset
-        before = cache.filler.read_along_nowait(
-            plan.file, wanted, plan.version, file, plan.table, asks, used=used, from_start=from_start
-        )
-    after = []
-    for segment in starts:
-        after += cache.filler.read_siblings_nowait(plan.file, plan.version, file, plan.table, segment.window)
-    if asks:
-        before = [*before, *after]
-        for part in parts:
-            if part.asks:
-                part.hints = before
-                if part.flight is not None:
-                    part.flight.before = before
+    """Have disks told of all that this read has them read, whichever part of it is read first."""
+    hinter = cache.filler.hinter
+    if hinter is None:
+        return
+    asking = [part for part in parts if part.asks]
+    asks = [ask for part in asking for ask in part.asks]
+    hints = hinter.hints_nowait(plan, file, asks, sum(part.end - part.offset for part in asking))
+    if hints == [ByteRange(part.offset, part.end - part.offset) for part in asking if part.flight is None]:
+        return  # to read it tells as much
+    for part in asking:
+        part.hints = hints
+        if part.flight is not None:
+            part.flight.hints = hints

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import trio
 
-from mummufs.core.around import ReadAround
 from mummufs.core.index import CacheIndex
 from mummufs.core.policy import POLICIES
 from mummufs.core.ranges import FileId, RangeKey, Version
@@ -185,7 +184,7 @@ class Service:
             settle_ns=int(options.settle_s * 1e9),
             reserve_bytes=options.reserve_bytes,
             wall_ns=wall_ns,
-            around=ReadAround() if options.read_around else None,
+            spins=options.read_around,
         )
         prefetch = Prefetcher(index, filler, self.counters) if options.prefetch else None
         return Cache(index, resident, store, filler, evictor, gate, Tracing(), prefetch)

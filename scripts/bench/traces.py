@@ -171,8 +171,9 @@ def write_model(layout: Layout, path: Path) -> None:
 def _named(layout: Layout) -> Iterator[tuple[str, str, Range]]:
     """The ranges with their names, which are those of a GGUF, and their kinds."""
     for number, layer in zip(layout.chosen, layout.layers, strict=True):
-        for name, part in zip(("attn_norm", *DENSE_PARTS), layer.dense, strict=True):
-            yield f"blk.{number}.{name}.weight", "dense", part
+        for i, part in enumerate(layer.dense):
+            yield f"blk.{number}.dense_{i}.weight", "dense", part
         for expert, parts in enumerate(layer.experts):
-            for projection, part in zip(PROJECTIONS, parts, strict=True):
+            for i, part in enumerate(parts):
+                projection = PROJECTIONS[i] if len(parts) == len(PROJECTIONS) else f"part_{i}"
                 yield f"blk.{number}.ffn_{projection}_exps.weight[{expert}]", "expert", part
