@@ -26,7 +26,7 @@ CREDIT_MAX = 64
 GAIN = 2
 """Half of what is told has to be read."""
 
-_SLICE = re.compile(r"(.*(?<![a-z0-9]))(gate_up|gate|up|down|w1|w2|w3)((?![a-z0-9]).*)\[(\d+)\]")
+_SLICE = re.compile(r"(.*?(?<![a-z0-9]))(gate_up|gate|up|down|w1|w2|w3)((?![a-z0-9]).*)\[(\d+)\]")
 """A slice as the manifests name it, `blk.3.ffn_up_exps.weight[17]`: before the projection, it, after it, the expert."""
 _PROJECTIONS = (("gate", "up", "down", "gate_up"), ("w1", "w2", "w3"))
 

@@ -170,7 +170,7 @@ def write_model(layout: Layout, path: Path) -> None:
 
 def _named(layout: Layout) -> Iterator[tuple[str, str, Range]]:
     """The ranges with their names, which are those of a GGUF, and their kinds."""
-    for number, layer in zip(layout.chosen, layout.layers, strict=True):
+    for number, layer in enumerate(layout.layers):
         for i, part in enumerate(layer.dense):
             yield f"blk.{number}.dense_{i}.weight", "dense", part
         for expert, parts in enumerate(layer.experts):
