@@ -83,13 +83,12 @@ class Hinter:
         """How many of these were read then."""
         return self._siblings.used
 
-    def hints_nowait(self, plan: ReadPlan, file: SourceFile, asks: Sequence[ByteRange], used: int) -> list[ByteRange]:
+    def hints_nowait(self, plan: ReadPlan, file: SourceFile, asks: Sequence[ByteRange]) -> list[ByteRange]:
         """Some of a read is to be read from the source.
 
         Args:
             plan: the read, of a file that has windows.
             asks: what will be read because of it, by offset.
-            used: bytes of the read that it is for.
 
         Returns:
             what to tell the source before any of it is read.
@@ -100,6 +99,7 @@ class Hinter:
         ]
         before = []
         if asks:
+            used = sum(ask.size for ask in asks)
             wanted = ByteRange(asks[0].offset, max(ask.end for ask in asks) - asks[0].offset)
             from_start = any(plan.table.starts[i] == wanted.offset for i in starts)
             along = self._around.plan(plan.file, wanted, plan.version.size, used=used, from_start=from_start)

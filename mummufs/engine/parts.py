@@ -140,7 +140,7 @@ def _tell(cache: Cache, plan: ReadPlan, parts: Sequence[Part], file: SourceFile)
         return
     asking = [part for part in parts if part.asks]
     asks = [ask for part in asking for ask in part.asks]
-    hints = hinter.hints_nowait(plan, file, asks, sum(part.end - part.offset for part in asking))
+    hints = hinter.hints_nowait(plan, file, asks)
     if hints == [ByteRange(part.offset, part.end - part.offset) for part in asking if part.flight is None]:
         return  # to read it tells as much
     for part in asking:

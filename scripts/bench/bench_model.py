@@ -1,4 +1,8 @@
-"""A model file for benchmarks: random bytes, with a native manifest of equal expert ranges."""
+"""A model file for benchmarks: random bytes, with a native manifest of equal ranges.
+
+They are those of a GGUF: in each layer a slice of each expert's gate, then of each one's up, then of each one's down.
+What is left at the end is dense.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,31 @@ from typing import IO
 
 RANGE_BYTES = 2 << 20
 NAME = "bench-model.bin"
+EXPERTS = 32
+"""Of a layer. A file that has not as many ranges is one layer of fewer."""
+PROJECTIONS = ("gate", "up", "down")
+
+
+def _experts(count: int) -> int:
+    return max(1, min(EXPERTS, count // len(PROJECTIONS)))
+
+
+def range_name(i: int, count: int) -> str:
+    """The name of the i-th of so many ranges."""
+    experts = _experts(count)
+    layer, at = divmod(i, experts * len(PROJECTIONS))
+    if (layer + 1) * experts * len(PROJECTIONS) > count:
+        return f"dense_{i}.weight"
+    return f"blk.{layer}.ffn_{PROJECTIONS[at // experts]}_exps.weight[{at % experts}]"
+
+
+def routed(count: int, seed: int) -> list[int]:
+    """The numbers of the expert ranges as a router has them read: experts in a random order, of each all slices."""
+    experts, slices = _experts(count), len(PROJECTIONS)
+    layers = range(count // (experts * slices))
+    chosen = [(layer * slices * experts) + expert for layer in layers for expert in range(experts)]
+    random.Random(seed).shuffle(chosen)
+    return [first + i * experts for first in chosen for i in range(slices)]
 
 
 def make_model(directory: Path, size: int) -> Path:
@@ -22,7 +51,7 @@ def make_model(directory: Path, size: int) -> Path:
             file.write(generator.randbytes(RANGE_BYTES))
         sync_file(file)
     ranges = [
-        {"offset": i * RANGE_BYTES, "length": RANGE_BYTES, "name": f"expert {i}", "kind": "expert"}
+        {"offset": i * RANGE_BYTES, "length": RANGE_BYTES, "name": range_name(i, count), "kind": "expert"}
         for i in range(count)
     ]
     manifest = {"version": 1, "file": NAME, "size": count * RANGE_BYTES, "ranges": ranges}

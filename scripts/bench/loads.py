@@ -12,7 +12,7 @@ from typing import Protocol
 
 import click
 
-from scripts.bench.bench_model import RANGE_BYTES
+from scripts.bench.bench_model import RANGE_BYTES, routed
 from scripts.bench.benchlib import run
 from scripts.bench.replay import Mode, program, replay, shuffled, whole_in_pieces
 
@@ -103,7 +103,8 @@ class FioLoad:
 
 @dataclass(frozen=True)
 class PageLoad:
-    """Every page of the model's ranges touched in a mapping; the ranges in order, or in a random one.
+    """Every page of the model's ranges touched in a mapping; the ranges in order, in a random one, or those of experts
+    as a router has them read.
 
     With several passes each starts with nothing mapped, and the median pass is what it took: for what is in RAM, where
     one pass is a matter of milliseconds. `whole` reads every byte, as arithmetic on it would; otherwise it is one word
@@ -112,6 +113,7 @@ class PageLoad:
 
     mode: Mode
     random: bool = False
+    routed: bool = False
     passes: int = 1
     whole: bool = False
 
@@ -125,6 +127,8 @@ class PageLoad:
         ranges = whole_in_pieces(setup.path.stat().st_size, RANGE_BYTES)
         if self.random:
             ranges = shuffled(ranges, setup.seed)
+        if self.routed:
+            ranges = [ranges[i] for i in routed(len(ranges), setup.seed)]
         between = None if self.passes == 1 else _nothing
         mode: Mode = "mmap-whole" if self.whole else self.mode
         steps = [ranges] * self.passes

@@ -10,12 +10,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from mummufs.core import around
-from mummufs.core.around import BLOCK_BYTES, SEEK_BYTES
 from mummufs.core.ranges import ByteRange, FileId, RangeKey
-from mummufs.engine import bringing, filler, flight
-from mummufs.engine.bringing import FOREGROUND_BYTES, PASS_PIECE_BYTES, PASS_WINDOW_BYTES
-from mummufs.engine.flight import PIECE_MAX_BYTES
+from mummufs.engine import bringing, flight
+from mummufs.engine.bringing import FOREGROUND_BYTES
 from mummufs.engine.merging import MERGE_GAP_BYTES, MERGE_MAX_BYTES, merged
 from mummufs.engine.schedule import BACKGROUND_WAIT_S, LOWEST_WAIT_S, Schedule
 from mummufs.engine.threads import Pools
@@ -420,97 +417,4 @@ async def test_writing_range_files_holds_nobody_up(tmp_path: Path) -> None:
         gate.set()
         await e.idle()
         assert e.index.statistics().resident == count
-        e.check()
-
-
-async def test_the_source_is_told_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[ByteRange] = []
-    monkeypatch.setattr(filler, "will_need", lambda _, runs: told.extend(runs))
-    monkeypatch.setattr(around, "PATIENCE", SEEK_BYTES / BLOCK_BYTES)  # the first seek is enough
-    window, count = 256 * KIB, 8
-    data = contents(count * window)
-    table = make_table(len(data), [(i * window, window) for i in range(count)])
-    source, parser = MemorySource({b"model": data}), FakeParser({b"model": table})
-    async with engine(source, tmp_path, parser, read_around=True) as e:
-        handle = await e.open(b"model")
-        await e.read(handle, 3 * window, PAGE)
-        await e.idle()
-        assert told == [ByteRange(4 * window, 4 * window), ByteRange(0, 3 * window)], "the block that the window is in"
-        assert e.counters.source_reads.along_bytes == len(data) - window
-        assert source.read_bytes() == window, "and nothing but the window is read and stored"
-        assert e.index.statistics().resident == 1
-        told.clear()
-        await e.read(handle, 2 * window - PAGE, 2 * PAGE)  # a graze of what is known already
-        await e.fill(handle, 5)
-        assert told == []
-        assert e.cache.filler.share_used == 1 / (count - 1), "one window of the rest of the block"
-        e.check()
-
-
-async def test_a_window_is_asked_for_whole_before_its_first_piece_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    window = MIB
-    data = contents(2 * window)
-    source, parser = MemorySource({b"model": data}), FakeParser({b"model": make_table(2 * window, [(window, window)])})
-    told: list[tuple[int, list[ByteRange]]] = []
-    monkeypatch.setattr(flight, "will_need", lambda _, runs: told.append((len(source.reads), list(runs))))
-    async with engine(source, tmp_path, parser, read_around=True) as e:
-        handle = await e.open(b"model")
-        told.clear()
-        await e.read(handle, window + window // 2, PAGE)
-        await e.idle()
-        assert told[0] == (0, [ByteRange(window, window)]), "in its order, not from the middle"
-        e.check()
-
-
-@pytest.mark.parametrize(
-    ("window", "read", "asked"),
-    [
-        (MIB, ByteRange(512 * KIB, PASS_PIECE_BYTES), [ByteRange(0, MIB)]),
-        (MIB, ByteRange(512 * KIB, PASS_PIECE_BYTES - PAGE), []),
-        (MIB, ByteRange(0, MIB), []),
-        (2 * PASS_WINDOW_BYTES, ByteRange(MIB, MIB), [ByteRange(MIB, MIB + PIECE_MAX_BYTES)]),
-    ],
-    ids=["a piece", "too small to be one", "all of it", "a large window"],
-)
-@pytest.mark.parametrize("spins", [True, False])
-async def test_a_declined_window_is_read_in_one_pass_however_it_is_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int, read: ByteRange, asked: list[ByteRange], spins: bool
-) -> None:
-    told: list[ByteRange] = []
-    monkeypatch.setattr(flight, "will_need", lambda _, runs: told.extend(runs))
-    monkeypatch.setattr(filler, "will_need", lambda *_: None)
-    data = bytes(window)
-    source, parser = MemorySource({b"model": data}), FakeParser({b"model": make_table(window, [(0, window)])})
-    async with engine(source, tmp_path, parser, budget_bytes=window // 2, read_around=spins) as e:
-        handle = await e.open(b"model")
-        told.clear()
-        assert await e.read(handle, *read) == data[: read.size]
-        await e.idle()
-        assert e.counters.fills.declined == 1
-        assert told == (asked if spins else [])
-        assert source.read_bytes() == read.size, "the disks read, and nothing more is fetched"
-        e.check()
-
-
-async def test_what_is_in_the_store_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    window, count = 256 * KIB, 8
-    data = contents(count * window)
-    table = make_table(len(data), [(i * window, window) for i in range(count)])
-    source, parser = MemorySource({b"model": data}), FakeParser({b"model": table})
-    async with engine(source, tmp_path, parser) as e:
-        await e.fill(await e.open(b"model"), 0, 3, 4)
-    told: list[ByteRange] = []
-    monkeypatch.setattr(filler, "will_need", lambda _, runs: told.extend(runs))
-    monkeypatch.setattr(around, "PATIENCE", SEEK_BYTES / BLOCK_BYTES)  # the first seek is enough
-    async with engine(source, tmp_path, parser, read_around=True, scan=True) as e:
-        handle = await e.open(b"model")
-        await e.read(handle, 2 * window - PAGE, 2 * PAGE)  # it grazes the third window, and is likely to go on
-        await e.idle()
-        assert told == [
-            ByteRange(2 * window - PAGE, window + PAGE),
-            ByteRange(5 * window, 3 * window),
-            ByteRange(window, window - PAGE),
-        ]
         e.check()
