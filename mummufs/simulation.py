@@ -65,14 +65,15 @@ class Token:
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes a second that the source and the store give."""
+    """Bytes a second that the source and the store give, and seconds that the source takes to find a place."""
 
     source: int
     store: int
+    seek_s: float = 0.0
 
     def seconds(self, result: Result) -> float:
         """How long the reads of a replay take, one after the other."""
-        return result.miss_bytes / self.source + result.hit_bytes / self.store
+        return result.miss_bytes / self.source + result.seeks * self.seek_s + result.hit_bytes / self.store
 
 
 def load(path: Path, advance: Advance) -> Replayable:

@@ -48,6 +48,14 @@ CELLS_MAX = 256
 @click.option("--policy", "policies", metavar="NAME,...", default=",".join(NAMES_DEFAULT), show_default=True)
 @click.option("--warmup", type=click.IntRange(0, 99), default=0, metavar="PERCENT", help="Reads that are not counted.")
 @click.option("--source-rate", metavar="SIZE", default=SOURCE_RATE, show_default=True, help="A second, of misses.")
+@click.option(
+    *("--source-seek", "seek_ms"),
+    type=click.FloatRange(0, 10_000),
+    default=0.0,
+    show_default=True,
+    metavar="MS",
+    help="For each miss that does not follow the one before it.",
+)
 @click.option("--store-rate", metavar="SIZE", default=STORE_RATE, show_default=True, help="A second, of hits.")
 @click.option("--plot", "plots", metavar="FILE", multiple=True, help="Draw the miss-ratio curve: .png or .svg.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; its sizes are bytes.")
@@ -57,6 +65,7 @@ def simulate(
     policies: str,
     warmup: int,
     source_rate: str,
+    seek_ms: float,
     store_rate: str,
     plots: tuple[str, ...],
     as_json: bool,
@@ -64,12 +73,13 @@ def simulate(
     """Replay a TRACE of `mummufs trace` with other budgets and policies.
 
     `belady` is no policy but the optimum, which knows the future. Seconds per token are those of the reads alone, one
-    after the other, at the rates given.
+    after the other, at the rates given. Disks that spin are better told by their rate without seeks (180M for each of
+    them) and --source-seek (8.3, or twice that where checksums are found first, as by btrfs).
     """
     path = existing_file("the trace", trace)
     budgets = None if budget is None else _budgets(budget)
     names = _policies(policies)
-    rates = Rates(_rate("--source-rate", source_rate), _rate("--store-rate", store_rate))
+    rates = Rates(_rate("--source-rate", source_rate), _rate("--store-rate", store_rate), seek_ms / 1e3)
     pictures = [Path(name) for name in plots]
     plotting.require(pictures)
     try:
@@ -169,6 +179,7 @@ def _as_json(
                 "miss_bytes": result.miss_bytes,
                 "hit_ratio": result.hit_ratio,
                 "written_bytes": result.written_bytes,
+                "seeks": result.seeks,
                 "token_s": None if token is None else rates.seconds(result) / token.tokens,
             }
             for result in results

@@ -12,7 +12,6 @@ read this way is told for little, CREDIT_MAX slices, and one that begins to is n
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -26,8 +25,6 @@ CREDIT_MAX = 64
 GAIN = 2
 """Half of what is told has to be read."""
 
-_SLICE = re.compile(r"(.*?(?<![a-z0-9]))(gate_up|gate|up|down|w1|w2|w3)((?![a-z0-9]).*)\[(\d+)\]")
-"""A slice as the manifests name it, `blk.3.ffn_up_exps.weight[17]`: before the projection, it, after it, the expert."""
 _PROJECTIONS = (("gate", "up", "down", "gate_up"), ("w1", "w2", "w3"))
 
 
@@ -76,15 +73,36 @@ class Siblings:
 
 
 def siblings(table: RangeTable, number: int) -> list[int]:
-    """The other slices of the expert that a window is a slice of; none where its name does not tell, or it has none."""
-    match = _SLICE.fullmatch(table.name(number))
-    if match is None:
+    """The other slices of the expert that a window is a slice of; none where its name does not tell, or it has none.
+
+    A slice is called `blk.3.ffn_up_exps.weight[17]`: a tensor with the name of a projection in it, and the expert.
+    """
+    tensor, _, expert = table.name(number).removesuffix("]").rpartition("[")
+    if not expert.isdecimal():
         return []
-    before, projection, after, expert = match.groups()
     found = []
     for group in _PROJECTIONS:
-        for other in group if projection in group else ():
+        at, projection = _first_word(tensor, group)
+        for other in group if projection else ():
             if other != projection:
-                sibling = table.slice_number(f"{before}{other}{after}", int(expert))
+                sibling = table.slice_number(tensor[:at] + other + tensor[at + len(projection) :], int(expert))
                 found += [] if sibling is None else [sibling]
     return found
+
+
+def _first_word(text: str, words: tuple[str, ...]) -> tuple[int, str]:
+    """Where the first of these words is in a name, and which; the longest of those that begin there, or none."""
+    places = [(at, -len(word), word) for word in words if (at := _find_word(text, word)) >= 0]
+    at, _, word = min(places, default=(-1, 0, ""))
+    return at, word
+
+
+def _find_word(text: str, word: str) -> int:
+    """Where a word is that no letter or digit stands beside; -1 for nowhere."""
+    at = text.find(word)
+    while at >= 0:
+        end = at + len(word)
+        if not (text[at - 1 : at].isalnum() or text[end : end + 1].isalnum()):
+            return at
+        at = text.find(word, at + 1)
+    return -1

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 
 from mummufs.core.index import CacheIndex
 from mummufs.core.policy import POLICIES
-from mummufs.core.ranges import FileId, RangeKey, Version
+from mummufs.core.ranges import PAGE_SIZE, FileId, RangeKey, Version
 from mummufs.core.states import Decision
 
 BELADY = "belady"
@@ -32,6 +32,9 @@ BELADY = "belady"
 
 PROMPT_SHARE = 0.1
 """The longest tenth of the cycles of a pack is left out of its mean: prompts read many tokens' experts in one pass."""
+
+SEEK_GAP_BYTES = 2 << 20
+"""So much is passed over more quickly than a disk seeks; the mount asks for it along (`core/around.py`)."""
 
 HEAP_SLACK = 1024
 """Places out of date that the optimum's heap may have beside as many as there are ranges."""
@@ -82,6 +85,7 @@ class Result:
         read_bytes: of all accesses.
         hit_bytes: of the hits.
         written_bytes: of the fills, which is what the store's device has to write.
+        seeks: misses that do not lie where the miss before them ended.
     """
 
     policy: str
@@ -91,6 +95,7 @@ class Result:
     read_bytes: int
     hit_bytes: int
     written_bytes: int
+    seeks: int = 0
 
     @property
     def miss_bytes(self) -> int:
@@ -137,7 +142,8 @@ def tally(
     policy: str, budget_bytes: int, accesses: Sequence[Access], outcomes: Iterable[Outcome], warmup: int = 0
 ) -> Result:
     """Add up outcomes, of which there are as many as accesses."""
-    requests = hits = read = hit = written = 0
+    requests = hits = read = hit = written = seeks = 0
+    last: RangeKey | None = None
     for number, (one, outcome) in enumerate(zip(accesses, outcomes, strict=True)):
         if number < warmup:
             continue
@@ -147,9 +153,18 @@ def tally(
         if outcome is Outcome.HIT:
             hits += 1
             hit += size
-        elif outcome is Outcome.FILLED:
+            continue
+        seeks += last is None or not _follows(one.key, last)
+        last = one.key
+        if outcome is Outcome.FILLED:
             written += one.key.size
-    return Result(policy, budget_bytes, requests, hits, read, hit, written)
+    return Result(policy, budget_bytes, requests, hits, read, hit, written, seeks)
+
+
+def _follows(key: RangeKey, last: RangeKey) -> bool:
+    """Whether disks read a range without a seek after another. Neighbours may share a page."""
+    end = last.offset + last.size
+    return key.file == last.file and end - PAGE_SIZE <= key.offset <= end + SEEK_GAP_BYTES
 
 
 class IndexCache:

@@ -55,7 +55,12 @@ def test_the_manifest_names_every_range(tmp_path: Path) -> None:
     assert path.stat().st_size == layout.size
     manifest = json.loads((tmp_path / "model.bin.mummufs.json").read_text())
     assert (manifest["file"], manifest["size"]) == ("model.bin", layout.size)
-    assert [(entry["offset"], entry["length"]) for entry in manifest["ranges"]] == [
+    assert sorted((entry["offset"], entry["length"]) for entry in manifest["ranges"]) == [
         (part.offset, part.size) for part in layout.ranges()
     ]
+    names = {entry["offset"]: entry["name"] for entry in manifest["ranges"]}
+    assert len(set(names.values())) == len(names)
+    assert [names[part.offset] for part in layout.layers[1].experts[3]] == [
+        f"blk.1.ffn_{projection}_exps.weight[3]" for projection in ("gate", "up", "down")
+    ], "as in a GGUF, by which siblings are known"
     assert {entry["kind"] for entry in manifest["ranges"]} == {"dense", "expert"}

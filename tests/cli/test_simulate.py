@@ -80,6 +80,8 @@ def test_the_figures(tokens: Path) -> None:
             "--json",
             "--source-rate",
             "64M",
+            "--source-seek",
+            "50",
             "--store-rate",
             "576M",
         )
@@ -97,14 +99,15 @@ def test_the_figures(tokens: Path) -> None:
         "tokens": 10,
         "token_bytes": 64 * MIB,
     }
-    assert answer["rates"] == {"source": 64 * MIB, "store": 576 * MIB}
+    assert answer["rates"] == {"source": 64 * MIB, "store": 576 * MIB, "seek_s": 0.05}
     assert [(r["policy"], r["budget_bytes"]) for r in answer["results"]] == [
         (policy, budget) for policy in ("lru", "belady") for budget in (66 * MIB, GIB)
     ]
     for result in answer["results"]:
         assert (result["requests"], result["hits"], result["hit_ratio"]) == (40, 36, 0.9)
         assert result["miss_bytes"] == result["written_bytes"] == 64 * MIB
-        assert result["token_s"] == pytest.approx(0.2)  # (1 s of misses + 1 s of hits) / 10 tokens
+        assert result["seeks"] == 1, "the windows lie side by side"
+        assert result["token_s"] == pytest.approx(0.205)  # (1 s of misses + 50 ms + 1 s of hits) / 10 tokens
 
 
 def test_a_loop_larger_than_the_budget_never_hits_with_lru_and_does_with_the_optimum(tokens: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,10 @@ from mummufs.core.siblings import CREDIT_MAX, EXPECTED_MAX, Siblings, siblings
 FILE = FileId(1, 1)
 SLICE = 1 << 20
 EXPERTS = 40
+
+
+def _constant(value: bool, _: int) -> bool:
+    return value
 
 
 def table(*tensors: str, experts: int = EXPERTS, size: int = SLICE) -> RangeTable:
@@ -124,7 +130,7 @@ def test_it_costs_no_more_than_twice_what_is_used_and_the_credit(reads: list[tup
     for inode, number, missing in reads:
         noticed += (inode, number) in expected
         expected.discard((inode, number))
-        found = told.missed(FileId(1, inode), LAYER, number, lambda _, missing=missing: missing)
+        found = told.missed(FileId(1, inode), LAYER, number, partial(_constant, missing))
         expected |= {(inode, i) for i in siblings(LAYER, number)} if missing else set()
         told._check()
         assert all(i % EXPERTS == number % EXPERTS and i != number for i in found)

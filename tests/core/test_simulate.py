@@ -13,6 +13,7 @@ from mummufs.core.policy import POLICIES
 from mummufs.core.ranges import FileId, RangeKey
 from mummufs.core.simulate import (
     BELADY,
+    SEEK_GAP_BYTES,
     Access,
     BeladyCache,
     Outcome,
@@ -133,6 +134,17 @@ def test_what_is_larger_than_the_budget_is_declined() -> None:
     for policy in (*POLICIES, BELADY):
         result = replay([access(0, 9)] * 3, 8, policy)
         assert (result.hits, result.written_bytes) == (0, 0)
+
+
+def test_misses_that_follow_one_another_cost_one_seek() -> None:
+    """Over a gap that is passed over more quickly, and over hits; not backwards, and not into another file."""
+    gap = SEEK_GAP_BYTES >> 20
+    places = [5, 6, 5, 7, 8 + gap, 10 + 2 * gap, 4]
+    accesses = [access(number, 1 << 20) for number in places]
+    assert replay(accesses, 1 << 40, "lru").seeks == 3
+    assert replay(accesses, 1, "lru").seeks == 4, "nothing is a hit: there and back again"
+    assert replay(accesses, 1 << 40, "lru", warmup=2).seeks == 3, "what was before is not known"
+    assert replay([access(1, 1 << 20), access(2, 1 << 20, b"b")], 1 << 40, "lru").seeks == 2
 
 
 def test_a_replay_that_ends_early_is_not_tallied() -> None:
