@@ -87,7 +87,7 @@ class Bringer:
         for part in flight.pieces():
             hints: Sequence[ByteRange] = ()
             if self._has_hints:
-                hints = told or [asked_by_flight(flight.window, part)]
+                hints = told or [asked_by_flight(flight.window, part).now]
                 told = ()
             yield _Piece(part, hints)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import trio
 
@@ -37,6 +38,16 @@ PASS_WINDOW_BYTES = 8 << 20
 """Up to this size the whole window is asked for then: some two seeks' time of four disks."""
 
 log = logging.getLogger(__name__)
+
+
+class Ask(NamedTuple):
+    """What is read from the source because of a read: all of it, and what disks are told of that before.
+
+    They are the same up to a few MiB; more would be in the way of others.
+    """
+
+    whole: ByteRange
+    now: ByteRange
 
 
 class Hinter:
@@ -83,12 +94,12 @@ class Hinter:
         """How many of these were read then."""
         return self._siblings.used
 
-    def hints_nowait(self, plan: ReadPlan, file: SourceFile, asks: Sequence[ByteRange]) -> list[ByteRange]:
+    def hints_nowait(self, plan: ReadPlan, file: SourceFile, asks: Sequence[Ask]) -> list[ByteRange]:
         """Some of a read is to be read from the source.
 
         Args:
             plan: the read, of a file that has windows.
-            asks: what will be read because of it, by offset.
+            asks: what will be read because of it, by offset; nothing where all of it is on its way.
 
         Returns:
             what to tell the source before any of it is read.
@@ -99,8 +110,9 @@ class Hinter:
         ]
         before = []
         if asks:
-            used = sum(ask.size for ask in asks)
-            wanted = ByteRange(asks[0].offset, max(ask.end for ask in asks) - asks[0].offset)
+            used = sum(ask.whole.size for ask in asks)
+            start = asks[0].whole.offset
+            wanted = ByteRange(start, max(ask.whole.end for ask in asks) - start)
             from_start = any(plan.table.starts[i] == wanted.offset for i in starts)
             along = self._around.plan(plan.file, wanted, plan.version.size, used=used, from_start=from_start)
             before = self._missing(plan, along.before)
@@ -108,8 +120,11 @@ class Hinter:
             self._count([*([] if along.again else before), *ahead])
             self._tell_nowait(file, ahead)
         after = [run for i in starts for run in self._begin_nowait(plan, file, i)]
+        if not asks:
+            self._tell_nowait(file, after)
+            return []
         # Two runs: who waits for the window does not wait until the file system knows where the rest is.
-        return [*joined([*before, *asks]), *after]
+        return [*joined([*before, *(ask.now for ask in asks)]), *after]
 
     def _begin_nowait(self, plan: ReadPlan, file: SourceFile, number: int) -> list[ByteRange]:
         """A window is read from its start. What will be read after it, if its reader came for it; its siblings then."""
@@ -178,25 +193,26 @@ class Hinter:
             self.hinting -= 1
 
 
-def asked_by_flight(window: ByteRange, part: ByteRange) -> ByteRange:
+def asked_by_flight(window: ByteRange, part: ByteRange) -> Ask:
     """What a flight has the disks read when it reads a part of its window first: in the window's order, because to read
     its end first would cost them more than its start."""
     if window.size <= FLIGHT_BYTES:
-        return window
-    return window.intersection(ByteRange(part.offset, part.size + PIECE_MAX_BYTES))
+        return Ask(window, window)
+    return Ask(window, window.intersection(ByteRange(part.offset, part.size + PIECE_MAX_BYTES)))
 
 
-def asked_when_declined(window: ByteRange, part: ByteRange) -> ByteRange:
+def asked_when_declined(window: ByteRange, part: ByteRange) -> Ask:
     """What the disks read when a reader reads a part of a window himself, because its fill was declined.
 
     The kernel cuts a reader's pass over a window into requests, which reach the source side by side and in any order.
     Each would cost disks a seek; told of the whole they read it in one pass.
     """
     if part.size < PASS_PIECE_BYTES or part.contains(window):
-        return part
+        return Ask(part, part)
     if window.size <= PASS_WINDOW_BYTES:
-        return window
-    return window.intersection(ByteRange(part.offset, part.size + PIECE_MAX_BYTES))
+        return Ask(window, window)
+    run = window.intersection(ByteRange(part.offset, part.size + PIECE_MAX_BYTES))
+    return Ask(run, run)
 
 
 def joined(runs: Sequence[ByteRange], hole_bytes: int = 0) -> list[ByteRange]:

@@ -20,7 +20,7 @@ from mummufs.core.plan import ReadPlan, Segment, SegmentKind, is_wanted
 from mummufs.core.ranges import ByteRange, RangeKey
 from mummufs.engine.cache import Cache
 from mummufs.engine.flight import Flight
-from mummufs.engine.hinting import asked_by_flight, asked_when_declined
+from mummufs.engine.hinting import Ask, asked_by_flight, asked_when_declined
 from mummufs.source.base import SourceFile
 
 
@@ -42,7 +42,7 @@ class Part:
     flight: Flight | None = None
     wanted: RangeKey | None = None
     gifts: list[Flight] = field(default_factory=list)
-    asks: list[ByteRange] = field(default_factory=list)
+    asks: list[Ask] = field(default_factory=list)
     hints: Sequence[ByteRange] = ()
 
     @property
@@ -99,7 +99,7 @@ class Placing:
         seen = window.intersection(request)
         distinct = self.grazes.add(key, seen.offset, seen.end)
         if not is_wanted(window, request, distinct):
-            part.asks.append(ByteRange(part.offset, part.end - part.offset))
+            part.asks.append(Ask(seen, seen))
             return
         if file.reads_at_once:
             part.wanted = key

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import trio
 
+from mummufs.core import around
 from mummufs.core.around import ROWS_MAX
 from mummufs.core.manifest import Manifest, ManifestRange, RangeKind, RangeTable
 from mummufs.core.ranges import ByteRange
-from mummufs.engine import flight, hinting
+from mummufs.engine import bringing, flight, hinting
 from mummufs.engine.flight import PIECE_MAX_BYTES
 from mummufs.engine.hinting import HINTING_MAX, HOLE_BYTES, PASS_PIECE_BYTES, PASS_WINDOW_BYTES, joined
 from mummufs.source.memory import MemorySource
@@ -169,6 +170,50 @@ async def test_what_is_in_the_store_or_on_its_way_is_not_asked_for(
         await e.read(handle, 7 * WINDOW, PAGE)
         await e.idle()
         assert told.beside == [[windows(2 * EXPERTS + 7)]]
+        e.check()
+
+
+async def test_who_walks_through_slices_too_large_to_be_asked_for_at_once_came_for_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(around, "GAP_MAX_BYTES", PAGE)
+    monkeypatch.setattr(hinting, "FLIGHT_BYTES", WINDOW // 4)
+    monkeypatch.setattr(bringing, "FOREGROUND_BYTES", WINDOW // 4)
+    monkeypatch.setattr(hinting, "PIECE_MAX_BYTES", PAGE)
+    source, parser = sources(layer())
+    told = Told(monkeypatch)
+    async with engine(source, tmp_path, parser, read_around=True) as e:
+        handle = await e.open(b"model")
+        await e.idle()
+        told.clear()
+        for at in range(8 * WINDOW, 12 * WINDOW, WINDOW // 4):
+            await e.read(handle, at, WINDOW // 4)
+        await e.idle()
+        assert sorted(told.beside) == [[windows(EXPERTS + 8)], [windows(2 * EXPERTS + 8)]]
+        e.check()
+
+
+async def test_what_follows_is_told_even_if_the_window_is_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel cuts a pass over a window into requests, and its second one may come first."""
+    source, parser = sources(layer())
+    told = Told(monkeypatch)
+    gate = threading.Event()
+    async with engine(source, tmp_path, parser, read_around=True) as e:
+        handle = await e.open(b"model")
+        await e.idle()
+        told.clear()
+        monkeypatch.setattr(flight, "will_need", lambda *_: gate.wait(20.0))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(e.read, handle, 7 * WINDOW + 2 * PAGE, PAGE)
+            await trio.testing.wait_all_tasks_blocked()
+            assert e.cache.filler.flights == 1
+            nursery.start_soon(e.read, handle, 7 * WINDOW, PAGE)
+            await trio.testing.wait_all_tasks_blocked()
+            gate.set()
+        await e.idle()
+        assert sorted(told.beside) == [[windows(EXPERTS + 7)], [windows(2 * EXPERTS + 7)]]
         e.check()
 
 
