@@ -8,7 +8,7 @@ waits for, because a hint takes as long as the file system needs to find where t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import trio
@@ -115,8 +115,8 @@ class Hinter:
             wanted = ByteRange(start, max(ask.whole.end for ask in asks) - start)
             from_start = any(plan.table.starts[i] == wanted.offset for i in starts)
             along = self._around.plan(plan.file, wanted, plan.version.size, used=used, from_start=from_start)
-            before = self._missing(plan, along.before)
-            ahead = self._missing(plan, along.ahead, flying=False)
+            before = self._flying(plan, along.before) if along.again else self._missing(plan, along.before)
+            ahead = self._missing(plan, along.ahead)
             self._count([*([] if along.again else before), *ahead])
             self._tell_nowait(file, ahead)
         after = [run for i in starts for run in self._begin_nowait(plan, file, i)]
@@ -136,13 +136,11 @@ class Hinter:
             return []
 
         def is_missing(i: int) -> bool:
-            return bool(
-                self._missing(plan, [ByteRange(table.starts[i], table.ends[i] - table.starts[i])], flying=False)
-            )
+            return bool(self._missing(plan, [ByteRange(table.starts[i], table.ends[i] - table.starts[i])]))
 
         for i in self._siblings.missed(plan.file, table, number, is_missing):
             sibling = ByteRange(table.starts[i], min(SIBLING_BYTES, table.ends[i] - table.starts[i]))
-            runs = self._missing(plan, [reach.around(sibling, size)], flying=False)
+            runs = self._missing(plan, [reach.around(sibling, size)])
             self._count(runs)
             self._tell_nowait(
                 file, runs
@@ -152,21 +150,28 @@ class Hinter:
         self._count(after)
         return after
 
-    def _missing(self, plan: ReadPlan, runs: Sequence[ByteRange], *, flying: bool = True) -> list[ByteRange]:
-        """Of these runs what lies in windows that are not in the store.
+    def _missing(self, plan: ReadPlan, runs: Sequence[ByteRange]) -> list[ByteRange]:
+        """Of these runs what lies in windows that are not in the store, nor on their way there."""
+        return joined(
+            [
+                part
+                for key, part in self._parts(plan, runs)
+                if not (self._is_flying(key) or self._index.is_resident(key, plan.version))
+            ],
+            HOLE_BYTES,
+        )
 
-        Args:
-            flying: those too that are being brought: to be told twice costs nothing, and it keeps the disks in order.
-        """
+    def _flying(self, plan: ReadPlan, runs: Sequence[ByteRange]) -> list[ByteRange]:
+        """Of these runs what lies in windows that are on their way."""
+        return joined([part for key, part in self._parts(plan, runs) if self._is_flying(key)])
+
+    def _parts(self, plan: ReadPlan, runs: Sequence[ByteRange]) -> Iterator[tuple[RangeKey, ByteRange]]:
+        """The windows of these runs, and what of each of them lies in one."""
         assert plan.table is not None
-        missing: list[ByteRange] = []
         for run in runs:
             for i in plan.table.overlapping(run.offset, run.size):
                 key = window_key(plan.file, plan.table, i)
-                if self._index.is_resident(key, plan.version) or (self._is_flying(key) and not flying):
-                    continue
-                missing.append(run.intersection(ByteRange(key.offset, key.size)))
-        return joined(missing, HOLE_BYTES)
+                yield key, run.intersection(ByteRange(key.offset, key.size))
 
     def _count(self, runs: Sequence[ByteRange]) -> None:
         self._counters.source_reads.along_bytes += sum(run.size for run in runs)
