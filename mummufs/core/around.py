@@ -3,9 +3,10 @@
 Theory of operation. What a reader reads without a seek is a *row*: windows that follow one another, in any order, since
 his requests come side by side. Of each file the latest rows are remembered, one for each of some readers. Asked for are
 
-- *the row so far*, with each request of a row. The kernel reads ahead of who reads a slice of a file, and around who
-  faults one in. Its requests reach the source in a thread each, and in any order, which would be a seek each. Whichever
-  thread comes first, the disks are asked from the start on; to be asked twice costs nothing.
+- *the row so far*, with each request of a row, as far as it is on its way. The kernel reads ahead of who reads a slice
+  of a file, and around who faults one in. Its requests reach the source in a thread each, and in any order, which would
+  be a seek each. Whichever thread comes first, the disks are asked from the start on; to be asked twice for what is
+  coming costs nothing.
 - *what rows reach around their first window*, with that window. Rows of a file are alike. What one of the last REACHES
   rows had before and beyond the window that its reader came for, the kernel is about to ask for again.
 - *what follows*, for who walks through a file, window by window, so that the disks never stand still: AHEAD times what
@@ -52,7 +53,7 @@ class Along(NamedTuple):
     Attributes:
         before: to be asked for before the window, so that the disks go forward.
         ahead: to be asked for at leisure.
-        again: `before` has been asked for already, or is about to be by another request's thread.
+        again: `before` is the row so far: only what is on its way of that is to be asked for, once more.
     """
 
     before: list[ByteRange]

@@ -5,11 +5,9 @@ timing off, since nothing there is timed; the last ones are timed one by one, ea
 pre-touched. Everything is read by O_DIRECT pread, so that each read reaches the mount and the kernel's read-ahead helps
 nobody. Rounds begin with another policy each.
 
-Beside the seconds stand those that `mummufs simulate` estimates of the same steps: missed bytes at the disks' rate, and
-a seek for each miss that does not follow the one before it. Bytes alone do not tell: a policy that misses the dense
-ranges, which lie side by side, has the disks read more with fewer seeks. The order is as simulated if of any two
-policies whose estimates differ by more than a noise, the one that should be faster is. It is told for each model, and
-for all of them by geometric means over LRU's.
+Beside the seconds stands what `mummufs.core.simulate` makes of the same steps. The order is as simulated if of any two
+policies whose missed bytes differ there by more than a noise, the one that misses less takes less time. It is told for
+each model, and for all of them, by geometric means over LRU's, as `scripts/bench/policy` tells missed bytes.
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ from typing import Any
 import click
 
 from mummufs.core.simulate import BELADY
-from mummufs.simulation import Rates
-from scripts.bench import deepmem_sim, disk_model, workloads
+from scripts.bench import deepmem_sim, workloads
 from scripts.bench.bench_mount import BenchMount, is_known
 from scripts.bench.places import Mode
 from scripts.bench.read_rows import DEFAULT, VARIANTS
@@ -42,16 +39,14 @@ from scripts.bench.workloads import Workload
 POLICIES = ("hotness", "lru", "lfu", "decay")
 REFERENCE = "lru"
 NOISE = 0.03
-"""Estimates that differ by less are as good as equal."""
-RATES = Rates(int(deepmem_sim.DISKS * disk_model.RATE_BYTES_PER_S), store=3_000_000_000, seek_s=2 * disk_model.SEEK_S)
-"""Of deepmem-sim. Two seeks: btrfs reads the checksums first."""
+"""Missed bytes that differ by less are as good as equal."""
 MODEL_BYTES = 512 << 20
 BUDGET_SHARE = 0.25
 TOKENS = 24
 BENCH = "policies"
 ALL = "All models, geometric mean"
 COLUMNS = (
-    *("model", "policy", "s/token", "estimated", "over lru's", "hit ratio", "simulated", "from disks, MB/token"),
+    *("model", "policy", "s/token", "over lru's", "hit ratio", "simulated", "from disks, MB/token"),
     *("seeks/token", "written, MB/token"),
 )
 
@@ -106,7 +101,6 @@ class PoliciesBench:
                 policy: {
                     "hit_ratio": one.hit_ratio,
                     "missed_bytes": one.miss_bytes / self.tokens,
-                    "s_per_token": RATES.seconds(one) / self.tokens,
                     "written_bytes": one.written_bytes / self.tokens,
                 }
                 for policy, one in simulated.items()
@@ -163,17 +157,17 @@ def next_policy(row: RowResult) -> str:
     return next(POLICIES[i % len(POLICIES)] for i in order if counts[i % len(POLICIES)] == turn)
 
 
-def faults(seconds: Mapping[str, float], estimated: Mapping[str, float]) -> list[str]:
+def faults(seconds: Mapping[str, float], missed: Mapping[str, float]) -> list[str]:
     """The pairs of policies that are the other way round than simulated; those that nearly tie there do not count.
 
     Args:
         seconds: each policy's seconds per token, measured.
-        estimated: the same, estimated.
+        missed: each policy's missed bytes, simulated.
     """
     told = []
     for pair in combinations(seconds, 2):
-        less, more = sorted(pair, key=lambda policy: estimated[policy])
-        if estimated[less] * (1 + NOISE) < estimated[more] and seconds[less] >= seconds[more]:
+        less, more = sorted(pair, key=lambda policy: missed[policy])
+        if missed[less] * (1 + NOISE) < missed[more] and seconds[less] >= seconds[more]:
             told.append(f"{less} should be faster than {more}")
     return told
 
@@ -189,8 +183,7 @@ def rows(figures: Mapping[str, Any]) -> list[list[str]]:
             megabytes = [(result.median(policy, key) or 0.0) / 1e6 for key in ("disk_bytes", "written_bytes")]
             table.append(
                 [
-                    *(title, policy, number(seconds[policy], 3), number(simulated[policy]["s_per_token"], 3)),
-                    number(over, 3),
+                    *(title, policy, number(seconds[policy], 3), number(over, 3)),
                     *(number(result.median(policy, "hit_ratio"), 3), number(simulated[policy]["hit_ratio"], 3)),
                     *(number(megabytes[0], 1), number(result.median(policy, "disk_seeks"), 0)),
                     number(megabytes[1], 1),
@@ -199,13 +192,13 @@ def rows(figures: Mapping[str, Any]) -> list[list[str]]:
             title = ""
     title, (seconds, _) = ALL, overall(figures)
     for policy in sorted(seconds, key=seconds.__getitem__):
-        table.append([title, policy, "", "", number(seconds[policy], 3), *[""] * (len(COLUMNS) - 5)])
+        table.append([title, policy, "", number(seconds[policy], 3), *[""] * (len(COLUMNS) - 4)])
         title = ""
     return table
 
 
 def overall(figures: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
-    """Each policy's seconds, measured and estimated, both over LRU's: geometric means over the models.
+    """Each policy's seconds measured and its missed bytes simulated, both over LRU's: geometric means over the models.
 
     Of the policies that every model has; of none where there is one model only, or one has no LRU.
     """
@@ -216,13 +209,13 @@ def overall(figures: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, flo
     if len(models) < 2 or any(REFERENCE not in seconds for seconds, _ in models):
         return {}, {}
     everywhere = [policy for policy in POLICIES if all(policy in seconds for seconds, _ in models)]
-    measured, estimated = {}, {}
+    measured, missed = {}, {}
     for policy in everywhere:
         measured[policy] = geometric_mean([of[policy] / of[REFERENCE] for of, _ in models])
-        estimated[policy] = geometric_mean(
-            [of[policy]["s_per_token"] / of[REFERENCE]["s_per_token"] for _, of in models]
+        missed[policy] = geometric_mean(
+            [of[policy]["missed_bytes"] / of[REFERENCE]["missed_bytes"] for _, of in models]
         )
-    return measured, estimated
+    return measured, missed
 
 
 def seconds_of(row: RowResult) -> dict[str, float]:
@@ -232,22 +225,22 @@ def seconds_of(row: RowResult) -> dict[str, float]:
 
 
 def verdicts(figures: Mapping[str, Any]) -> list[str]:
-    """For each model, and for all of them, whether the order is as estimated."""
+    """For each model, and for all of them, whether the order is as simulated."""
     sentences = []
     for name, row in figures["rows"].items():
         simulated = figures["traces"][name]["simulated"]
-        estimated = {policy: simulated[policy]["s_per_token"] for policy in row["rounds"]}
-        sentences.append(_verdict(row["title"], seconds_of(RowResult(row["title"], None, row["rounds"])), estimated))
-    seconds, estimated = overall(figures)
+        missed = {policy: simulated[policy]["missed_bytes"] for policy in row["rounds"]}
+        sentences.append(_verdict(row["title"], seconds_of(RowResult(row["title"], None, row["rounds"])), missed))
+    seconds, missed = overall(figures)
     if seconds:
-        over = ", ".join(f"{policy} {estimated[policy]:.3f}" for policy in sorted(estimated, key=estimated.__getitem__))
-        sentences.append(f"{_verdict(ALL, seconds, estimated)} Over lru's, estimated: {over}.")
+        over = ", ".join(f"{policy} {missed[policy]:.3f}" for policy in sorted(missed, key=missed.__getitem__))
+        sentences.append(f"{_verdict(ALL, seconds, missed)} Missed bytes over lru's, simulated: {over}.")
     return sentences
 
 
-def _verdict(title: str, seconds: Mapping[str, float], estimated: Mapping[str, float]) -> str:
-    order = ", ".join(sorted(estimated, key=estimated.__getitem__))
-    return f"{title}: estimated order {order}; {'; '.join(faults(seconds, estimated)) or 'measured the same'}."
+def _verdict(title: str, seconds: Mapping[str, float], missed: Mapping[str, float]) -> str:
+    order = ", ".join(sorted(missed, key=missed.__getitem__))
+    return f"{title}: simulated order {order}; {'; '.join(faults(seconds, missed)) or 'measured the same'}."
 
 
 def taken_up(path: Path | None, facts: dict[str, Any]) -> Results:
