@@ -22,6 +22,7 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
+from mummufs.core.around import GAP_MAX_BYTES
 from mummufs.core.index import CacheIndex
 from mummufs.core.policy import POLICIES
 from mummufs.core.ranges import PAGE_SIZE, FileId, RangeKey, Version
@@ -32,9 +33,6 @@ BELADY = "belady"
 
 PROMPT_SHARE = 0.1
 """The longest tenth of the cycles of a pack is left out of its mean: prompts read many tokens' experts in one pass."""
-
-SEEK_GAP_BYTES = 2 << 20
-"""So much is passed over more quickly than a disk seeks; the mount asks for it along (`core/around.py`)."""
 
 HEAP_SLACK = 1024
 """Places out of date that the optimum's heap may have beside as many as there are ranges."""
@@ -164,7 +162,7 @@ def tally(
 def _follows(key: RangeKey, last: RangeKey) -> bool:
     """Whether disks read a range without a seek after another. Neighbours may share a page."""
     end = last.offset + last.size
-    return key.file == last.file and end - PAGE_SIZE <= key.offset <= end + SEEK_GAP_BYTES
+    return key.file == last.file and end - PAGE_SIZE <= key.offset <= end + GAP_MAX_BYTES
 
 
 class IndexCache:

@@ -20,15 +20,13 @@ import trio
 
 from mummufs.core.ranges import ByteRange, Version
 from mummufs.core.stats import Counters
-from mummufs.engine.flight import Flight, read_piece, read_pieces
+from mummufs.engine.flight import FOREGROUND_BYTES, Flight, read_piece, read_pieces
 from mummufs.engine.hinting import asked_by_flight
 from mummufs.engine.schedule import Schedule
 from mummufs.engine.threads import Pools
 from mummufs.source.base import Attributes, SourceFile, Wanted
 from mummufs.source.local import refuse_written
 
-FOREGROUND_BYTES = 4 << 20
-"""What a flight that a reader has started reads in one go, whether or not somebody still waits for it."""
 BATCH_BYTES = 32 << 20
 """What has one turn at a source that reads several at once, and as much as one of its requests may be: 10 ms of an
 NVMe, 0.2 s of a spinning disk, which a reader may have to wait for."""

@@ -16,10 +16,10 @@ import trio
 from mummufs.core.around import Reach, ReadAround
 from mummufs.core.index import CacheIndex
 from mummufs.core.plan import ReadPlan, SegmentKind, window_key
-from mummufs.core.ranges import ByteRange, RangeKey
+from mummufs.core.ranges import ByteRange, RangeKey, Version
 from mummufs.core.siblings import Siblings
 from mummufs.core.stats import Counters
-from mummufs.engine.flight import PIECE_MAX_BYTES
+from mummufs.engine.flight import FOREGROUND_BYTES, PIECE_MAX_BYTES
 from mummufs.engine.threads import Pools
 from mummufs.source.base import SourceFile
 from mummufs.source.hints import will_need
@@ -30,8 +30,6 @@ SIBLING_BYTES = 8 << 20
 """What is asked for of each of the other slices of an expert, at most."""
 HOLE_BYTES = 4 << 20
 """What is in the store is asked for all the same between two runs: to pass over it costs disks no less."""
-FLIGHT_BYTES = 4 << 20
-"""Up to this size a flight has the whole window asked for at once."""
 PASS_PIECE_BYTES = 256 << 10
 """A read of a window that no flight brings counts as a piece of a pass over it if it is at least this large."""
 PASS_WINDOW_BYTES = 8 << 20
@@ -136,15 +134,14 @@ class Hinter:
             return []
 
         def is_missing(i: int) -> bool:
-            return bool(self._missing(plan, [ByteRange(table.starts[i], table.ends[i] - table.starts[i])]))
+            return self._is_missing(window_key(plan.file, table, i), plan.version)
 
         for i in self._siblings.missed(plan.file, table, number, is_missing):
             sibling = ByteRange(table.starts[i], min(SIBLING_BYTES, table.ends[i] - table.starts[i]))
             runs = self._missing(plan, [reach.around(sibling, size)])
             self._count(runs)
-            self._tell_nowait(
-                file, runs
-            )  # each in a thread of its own, so that what they have to find is found at once
+            # Each in a thread of its own, so that what file systems have to find first is found at once.
+            self._tell_nowait(file, runs)
         end = Reach(0, reach.after).around(window, size).end
         after = self._missing(plan, [ByteRange(window.end, end - window.end)])
         self._count(after)
@@ -152,14 +149,11 @@ class Hinter:
 
     def _missing(self, plan: ReadPlan, runs: Sequence[ByteRange]) -> list[ByteRange]:
         """Of these runs what lies in windows that are not in the store, nor on their way there."""
-        return joined(
-            [
-                part
-                for key, part in self._parts(plan, runs)
-                if not (self._is_flying(key) or self._index.is_resident(key, plan.version))
-            ],
-            HOLE_BYTES,
-        )
+        parts = [part for key, part in self._parts(plan, runs) if self._is_missing(key, plan.version)]
+        return joined(parts, HOLE_BYTES)
+
+    def _is_missing(self, key: RangeKey, version: Version) -> bool:
+        return not (self._is_flying(key) or self._index.is_resident(key, version))
 
     def _flying(self, plan: ReadPlan, runs: Sequence[ByteRange]) -> list[ByteRange]:
         """Of these runs what lies in windows that are on their way."""
@@ -201,7 +195,7 @@ class Hinter:
 def asked_by_flight(window: ByteRange, part: ByteRange) -> Ask:
     """What a flight has the disks read when it reads a part of its window first: in the window's order, because to read
     its end first would cost them more than its start."""
-    if window.size <= FLIGHT_BYTES:
+    if window.size <= FOREGROUND_BYTES:
         return Ask(window, window)
     return Ask(window, window.intersection(ByteRange(part.offset, part.size + PIECE_MAX_BYTES)))
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mummufs.core.around import GAP_MAX_BYTES
 from mummufs.core.policy import POLICIES
 from mummufs.core.ranges import FileId, RangeKey
 from mummufs.core.simulate import (
     BELADY,
-    SEEK_GAP_BYTES,
     Access,
     BeladyCache,
     Outcome,
@@ -138,7 +138,7 @@ def test_what_is_larger_than_the_budget_is_declined() -> None:
 
 def test_misses_that_follow_one_another_cost_one_seek() -> None:
     """Over a gap that is passed over more quickly, and over hits; not backwards, and not into another file."""
-    gap = SEEK_GAP_BYTES >> 20
+    gap = GAP_MAX_BYTES >> 20
     places = [5, 6, 5, 7, 8 + gap, 10 + 2 * gap, 4]
     accesses = [access(number, 1 << 20) for number in places]
     assert replay(accesses, 1 << 40, "lru").seeks == 3

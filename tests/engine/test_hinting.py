@@ -34,12 +34,12 @@ def neighbours(count: int) -> RangeTable:
     return make_table(count * WINDOW, [(i * WINDOW, WINDOW) for i in range(count)])
 
 
-def layer() -> RangeTable:
+def layer(size: int = WINDOW) -> RangeTable:
     names = [
         f"blk.0.ffn_{projection}_exps.weight[{i}]" for projection in ("gate", "up", "down") for i in range(EXPERTS)
     ]
-    ranges = [ManifestRange(i * WINDOW, WINDOW, name, RangeKind.EXPERT) for i, name in enumerate(names)]
-    return RangeTable.from_manifest(Manifest("test", len(names) * WINDOW, ranges))
+    ranges = [ManifestRange(i * size, size, name, RangeKind.EXPERT) for i, name in enumerate(names)]
+    return RangeTable.from_manifest(Manifest("test", len(names) * size, ranges))
 
 
 def sources(table: RangeTable) -> tuple[MemorySource, FakeParser]:
@@ -178,6 +178,19 @@ async def test_what_is_in_the_store_or_on_its_way_is_not_asked_for(
         assert told.beside == [[windows(2 * EXPERTS + 7)]]
 
 
+async def test_a_sibling_in_the_store_is_not_missing_for_the_page_that_it_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = WINDOW + 100
+    async with hinted(layer(size), tmp_path, monkeypatch, EXPERTS + 7, 2 * EXPERTS + 7) as (e, handle, told, _):
+        table = handle.node.ranges
+        assert table is not None and table.ends[EXPERTS + 6] > table.starts[EXPERTS + 7], "the neighbour is missing"
+        await e.read(handle, table.starts[7], size)
+        await e.idle()
+        assert told.beside == []
+        assert e.cache.filler.hinter is not None and e.cache.filler.hinter.siblings_told == 0
+
+
 async def test_what_was_passed_over_or_read_before_is_not_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +209,7 @@ async def test_who_walks_through_slices_too_large_to_be_asked_for_at_once_came_f
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(around, "GAP_MAX_BYTES", PAGE)
-    monkeypatch.setattr(hinting, "FLIGHT_BYTES", WINDOW // 4)
+    monkeypatch.setattr(hinting, "FOREGROUND_BYTES", WINDOW // 4)
     monkeypatch.setattr(bringing, "FOREGROUND_BYTES", WINDOW // 4)
     monkeypatch.setattr(hinting, "PIECE_MAX_BYTES", PAGE)
     async with hinted(layer(), tmp_path, monkeypatch) as (e, handle, told, _):

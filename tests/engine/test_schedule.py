@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from mummufs.core.ranges import ByteRange, FileId, RangeKey
 from mummufs.engine import bringing, flight
-from mummufs.engine.bringing import FOREGROUND_BYTES
+from mummufs.engine.flight import FOREGROUND_BYTES
 from mummufs.engine.merging import MERGE_GAP_BYTES, MERGE_MAX_BYTES, merged
 from mummufs.engine.schedule import BACKGROUND_WAIT_S, LOWEST_WAIT_S, Schedule
 from mummufs.engine.threads import Pools
