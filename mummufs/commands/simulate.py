@@ -73,7 +73,7 @@ def simulate(
     """Replay a TRACE of `mummufs trace` with other budgets and policies.
 
     `belady` is no policy but the optimum, which knows the future. Seconds per token are those of the reads alone, one
-    after the other, at the rates given. Disks that spin are better told by their rate without seeks (180M for each of
+    after the other, at the rates given. Disks that spin can be told by their rate without seeks (180M for each of
     them) and --source-seek (8.3, or twice that where checksums are found first, as by btrfs).
     """
     path = existing_file("the trace", trace)
