@@ -12,7 +12,6 @@ When an open range file is believed is in storedrange.py.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import threading
 from collections.abc import Callable
@@ -47,13 +46,14 @@ from mummufs.store.layout import (
 )
 from mummufs.store.osfs import Os
 from mummufs.store.pins import PINS_ASIDE_NAME, PINS_BYTES_MAX, PINS_NAME
-from mummufs.store.smallfile import read_whole, set_aside
+from mummufs.store.smallfile import NOT_OURS, open_own, read_whole, set_aside
 from mummufs.store.storedrange import Closer, StoredRange, at_once, write_all
 from mummufs.store.written import Purpose, Written
 
 TABLES_BYTES_MAX = 256 << 20
 """All table files together; the ones saved longest ago make room."""
 TABLE_FILE_BYTES_MAX = 65 << 20
+MARK_BYTES_MAX = 64
 PIECE_BYTES = 1 << 20
 
 
@@ -105,7 +105,7 @@ class RangeStore:
             RangeFileError: it is not the file of this key and version.
             OSError: it is not there (ENOENT) or cannot be read.
         """
-        stored = StoredRange(self._fs, self._fs.open(range_name(key)), key, version, self._closer)
+        stored = StoredRange(self._fs, self._open(range_name(key)), key, version, self._closer)
         stored.check_header()
         return stored
 
@@ -143,9 +143,8 @@ class RangeStore:
         Raises:
             OSError: it is not there (ENOENT), or which header it has now is not known.
         """
-        fd = self._fs.open_to_change(range_name(key))
-        stored = StoredRange(self._fs, fd, key, old, self._closer)
         try:
+            stored = self._open_to_change(key, old)
             header = stored.check_header()
         except RangeFileError:
             return False
@@ -164,7 +163,7 @@ class RangeStore:
             RangeFileError: it is not the file of this key and old version.
             OSError: it is not there, or which header it has now is not known.
         """
-        stored = StoredRange(self._fs, self._fs.open_to_change(range_name(key)), key, old, self._closer)
+        stored = self._open_to_change(key, old)
         stored.write_header(stored.check_header()._replace(version=new), sync=False)
 
     def remove_range(self, key: RangeKey) -> None:
@@ -185,15 +184,10 @@ class RangeStore:
 
     def load_mark(self) -> RangeKey | None:
         """The key that an interrupted scrub proved last, or None."""
-        data = memoryview(bytearray(64))
         try:
-            fd = self._fs.open(SCRUB_NAME)
-        except FileNotFoundError:
+            return unpack_key(bytes(read_whole(self._fs, SCRUB_NAME, MARK_BYTES_MAX, RangeFileError)))
+        except (FileNotFoundError, RangeFileError):
             return None
-        try:
-            return unpack_key(bytes(data[: self._fs.read(fd, data, 0)]))
-        finally:
-            self._fs.close(fd)
 
     def save_pins(self, data: bytes) -> None:
         """Keep the contents of the file of pins for the next mount."""
@@ -210,13 +204,9 @@ class RangeStore:
             OSError: it cannot be read.
         """
         try:
-            fd = self._fs.open(PINS_NAME)
+            fd = self._open(PINS_NAME)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise RangeFileError("it is a symlink") from None
-            raise
         try:
             if not self._fs.state(fd).regular:
                 raise RangeFileError("it is no regular file")
@@ -238,13 +228,30 @@ class RangeStore:
     def probe_read(self) -> None:
         """Raise OSError unless a range file (any one; failing that its directory) can be read."""
         for sub in sorted(self._fs.names(RANGES_DIR)):
-            for name in filter(is_range_name, self._fs.names(f"{RANGES_DIR}/{sub}")):
-                fd = self._fs.open(f"{RANGES_DIR}/{sub}/{name}")
-                try:
-                    self._fs.read(fd, memoryview(bytearray(HEADER_USED_BYTES)), 0)
-                finally:
-                    self._fs.close(fd)
+            try:
+                names = self._fs.names(f"{RANGES_DIR}/{sub}")
+            except FileNotFoundError:  # removed since it was listed
+                continue
+            except OSError as error:
+                if error.errno in NOT_OURS:
+                    continue
+                raise
+            if any(self._is_read(f"{RANGES_DIR}/{sub}/{name}") for name in names if is_range_name(name)):
                 return
+
+    def _is_read(self, name: str) -> bool:
+        """Whether this is a file that can be read; False says nothing of the disk."""
+        try:
+            fd = self._open(name)
+        except (RangeFileError, FileNotFoundError):  # something else in its place; evicted since it was listed
+            return False
+        try:
+            if not self._fs.state(fd).regular:
+                return False
+            self._fs.read(fd, memoryview(bytearray(HEADER_USED_BYTES)), 0)
+            return True
+        finally:
+            self._fs.close(fd)
 
     def probe_write(self) -> None:
         """Raise OSError unless a file can be written, synced and removed; makes missing directories anew."""
@@ -308,6 +315,13 @@ class RangeStore:
     def overhead_bytes(self) -> int:
         """What counts in the budget beside range files: range tables, heat and pins."""
         return self.tables_bytes + self.heat.bytes + self._pins_bytes
+
+    def _open(self, name: str) -> int:
+        return open_own(self._fs.open, name, RangeFileError)
+
+    def _open_to_change(self, key: RangeKey, version: Version) -> StoredRange:
+        fd = open_own(self._fs.open_to_change, range_name(key), RangeFileError)
+        return StoredRange(self._fs, fd, key, version, self._closer)
 
     def _write_heat(self, name: str, data: memoryview) -> None:
         self._fs.mkdir(TMP_DIR)

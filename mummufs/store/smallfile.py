@@ -1,15 +1,36 @@
-"""Small files of the store, which are read whole: tables, and the heat of the last mount."""
+"""Files of the store by their name: what is refused in their place, and small ones, which are read whole."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 
 from mummufs.core.errors import MummufsError
 from mummufs.store.osfs import Os
 
 ASIDE_MAX = 10
 """Names that are tried for what is set aside."""
+NOT_OURS = frozenset((errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENOTDIR))
+"""What opening a name of ours, a file's or a directory's, says where something of another kind has it: a symlink, a
+socket, a directory, a file. It is that name's fault alone: the disk has answered."""
+
+
+def open_own(call: Callable[[str], int], name: str, wrong: type[MummufsError]) -> int:
+    """Open a name of ours by `Os.open` or `Os.open_to_change`.
+
+    Args:
+        wrong: what is raised where something that is no file is in its place, if the system opens no such thing.
+
+    Raises:
+        OSError: it is not there (ENOENT), or cannot be opened.
+    """
+    try:
+        return call(name)
+    except OSError as error:
+        if error.errno in NOT_OURS:
+            raise wrong(f"it is no regular file: {error.strerror}") from None
+        raise
 
 
 def read_whole(fs: Os, name: str, size_max: int, wrong: type[MummufsError]) -> bytearray:
@@ -22,7 +43,7 @@ def read_whole(fs: Os, name: str, size_max: int, wrong: type[MummufsError]) -> b
     Raises:
         OSError: it is not there (ENOENT), or cannot be read.
     """
-    fd = fs.open(name)
+    fd = open_own(fs.open, name, wrong)
     try:
         state = fs.state(fd)
         if not state.regular or state.size > size_max:

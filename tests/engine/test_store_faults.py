@@ -21,6 +21,7 @@ from mummufs.store.layout import HEADER_BYTES, range_name
 from mummufs.store.rangestore import RangeStore
 from mummufs.store.scan import scan
 from tests.engine.harness import KIB, Engine, FakeParser, FaultyOs, contents, engine, gather, make_table
+from tests.store.samples import NO_FILES, put
 
 WINDOW = 64 * KIB
 COUNT = 4
@@ -167,6 +168,32 @@ async def test_a_shortage_of_descriptors_is_no_fault_of_a_range_file(tmp_path: P
         await _read_all(e)
         assert e.counters.reads.miss_bytes == misses
         e.check()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in NO_FILES if kind != "directory"])
+async def test_many_range_files_replaced_by_something_else(tmp_path: Path, kind: str) -> None:
+    """More of them than failures open a breaker: the disk is well, each range is dropped, and stored again."""
+    count = breaker.FAULTS_MAX + 2
+    data = contents(count * WINDOW)
+    source = MemorySource({b"model": data})
+    parser = FakeParser({b"model": make_table(len(data), [(i * WINDOW, WINDOW) for i in range(count)])})
+    async with engine(source, tmp_path, parser) as e:
+        handle = await e.open(b"model")
+        await e.fill(handle, *range(count))
+        paths = [e.range_file(handle, i) for i in range(count)]
+    async with engine(source, tmp_path, parser, scan=True) as e:
+        handle = await e.open(b"model")
+        await e.idle()
+        for path in paths:
+            put(path, kind)
+        for state in (State.ABSENT, State.RESIDENT):
+            for i in range(count):
+                assert await e.read(handle, i * WINDOW, WINDOW) == data[i * WINDOW : (i + 1) * WINDOW]
+                await e.idle()
+            assert {e.state(handle, i) for i in range(count)} == {state}
+            assert not e.cache.gate.reads.is_open
+        assert e.counters.errors.store == e.counters.errors.corrupt == count
+        e.check(foreign=frozenset(os.fspath(path.with_name("target").relative_to(tmp_path)) for path in paths))
 
 
 async def test_a_directory_in_the_place_of_a_range_file(tmp_path: Path, mock_clock: MockClock) -> None:

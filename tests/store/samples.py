@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from xxhash import xxh3_128
@@ -54,9 +55,12 @@ def read(stored: StoredRange, offset: int = 0, size: int = KEY.size) -> bytes:
     return bytes(buffer)
 
 
+NO_FILES = ["directory", "fifo", "symlink", "dangling", "socket"]
+
+
 def put(path: Path, kind: str) -> None:
     """Put something that is no file in the place of one."""
-    path.unlink()
+    path.unlink(missing_ok=True)
     match kind:
         case "directory":
             path.mkdir()
@@ -67,3 +71,7 @@ def put(path: Path, kind: str) -> None:
             path.symlink_to("target")
         case "dangling":
             path.symlink_to("/no/such/file")
+        case "socket":
+            os.mknod(path, stat.S_IFSOCK | 0o600)
+        case _:
+            raise AssertionError(kind)

@@ -14,13 +14,13 @@ from xxhash import xxh3_128
 
 from mummufs.core.errors import RangeFileError
 from mummufs.core.ranges import Version
-from mummufs.store.layout import HEADER_BYTES, HEADER_USED_BYTES, RangeHeader, table_name
+from mummufs.store.layout import HEADER_BYTES, HEADER_USED_BYTES, RANGES_DIR, SCRUB_NAME, RangeHeader, table_name
 from mummufs.store.osfs import RealOs
 from mummufs.store.rangestore import RangeStore
 from mummufs.store.storedrange import PROVE_ATTEMPTS
 from mummufs.store.written import Purpose
 from tests.store.faulty import FaultyOs
-from tests.store.samples import DATA, FILE, KEY, OTHER_DATA, VERSION, Store, put, read
+from tests.store.samples import DATA, FILE, KEY, NO_FILES, OTHER_DATA, VERSION, Store, put, read
 from tests.support.descriptors import descriptors
 
 
@@ -229,21 +229,44 @@ def test_many_files_leave_no_descriptor(store: Store) -> None:
 # ---------------------------------------------------------------------- in place of a file
 
 
-@pytest.mark.parametrize("kind", ["directory", "fifo", "symlink", "dangling"])
+@pytest.mark.parametrize("kind", NO_FILES)
 def test_what_is_no_file_is_refused_at_once(store: Store, kind: str) -> None:
+    """By an error that says nothing of the disk."""
     put(store.path, kind)
-    with pytest.raises((RangeFileError, OSError)):
+    with pytest.raises(RangeFileError):
         store.open()
     assert store.fs.fds == {}
 
 
-@pytest.mark.parametrize("kind", ["fifo", "symlink", "dangling"])
+@pytest.mark.parametrize("kind", [kind for kind in NO_FILES if kind != "directory"])
 def test_what_is_no_file_is_replaced_by_a_fill(store: Store, kind: str) -> None:
     put(store.path, kind)
     store.store.write_range(KEY, VERSION, memoryview(DATA))
     assert read(store.open()) == DATA
     store.store.remove_range(KEY)
     assert not store.path.exists()
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_what_is_no_file_does_not_fail_a_probe(store: Store, kind: str) -> None:
+    """Neither in the place of a range file, nor of a directory of them; what can be read is looked for beyond it."""
+    put(store.path, kind)
+    put(store.directory / RANGES_DIR / "00foreign", "dangling" if kind == "directory" else kind)
+    store.store.probe_read()
+    real = store.directory / RANGES_DIR / "zz" / store.path.name
+    real.parent.mkdir()
+    real.write_bytes(b"x")
+    before = store.fs.bytes_read
+    store.store.probe_read()
+    assert store.fs.bytes_read == before + 1
+    assert store.fs.fds == {}
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_what_is_no_mark_is_none(store: Store, kind: str) -> None:
+    put(store.directory / SCRUB_NAME, kind)
+    assert store.store.load_mark() is None
+    assert store.fs.fds == {}
 
 
 def test_a_directory_in_its_place_fails_the_fill_and_leaves_nothing(store: Store) -> None:

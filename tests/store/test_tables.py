@@ -12,7 +12,7 @@ from mummufs.store import rangestore as module
 from mummufs.store.layout import table_name
 from mummufs.store.rangestore import RangeStore
 from tests.store.faulty import FaultyOs
-from tests.store.samples import VERSION, Store, put
+from tests.store.samples import NO_FILES, VERSION, Store, put
 
 
 def _file(i: int) -> FileId:
@@ -75,13 +75,13 @@ def test_a_table_over_the_limit_is_not_kept(store: Store, monkeypatch: pytest.Mo
     assert store.fs.fds == {}
 
 
-@pytest.mark.parametrize("kind", ["directory", "fifo", "symlink", "dangling"])
+@pytest.mark.parametrize("kind", NO_FILES)
 def test_what_is_no_table_neither_serves_nor_stops_the_start(store: Store, kind: str) -> None:
     store.store.save_table(_file(1), VERSION, b"x")
     put(store.directory / table_name(_file(1)), kind)
     again = RangeStore(FaultyOs(store.directory))
     assert again.tables_bytes == 0
-    with pytest.raises((RangeFileError, OSError)):
+    with pytest.raises(RangeFileError):
         again.load_table(_file(1), VERSION)
     again.save_table(_file(2), VERSION, b"y")
     assert again.load_table(_file(2), VERSION) == b"y"

@@ -25,6 +25,8 @@ NOT_SO = {
     "test_what_is_no_file_is_refused_at_once",  # fifos
     "test_what_is_no_file_is_replaced_by_a_fill",
     "test_what_is_no_table_neither_serves_nor_stops_the_start",
+    "test_what_is_no_file_does_not_fail_a_probe",
+    "test_what_is_no_mark_is_none",
 }
 
 
