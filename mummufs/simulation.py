@@ -13,6 +13,7 @@ from mummufs.core.policy import POLICIES
 from mummufs.core.ranges import PAGE_SIZE, RangeKey
 from mummufs.core.simulate import BELADY, Access, Result, cache_of, cycles, run, tally
 from mummufs.core.trace import TraceError, TraceReads
+from mummufs.store.layout import charge_of
 from mummufs.tracefile import TraceHeader, TraceReader
 from mummufs.units import format_size
 
@@ -38,6 +39,7 @@ class Replayable:
     Attributes:
         accesses: its reads in order. Reads that are alike are one object.
         distinct_bytes: of the windows that were read.
+        charged_bytes: what their range files take of a budget.
         read_bytes, hit_bytes: what was read, and what of it came from the store when it was recorded.
         dropped: reads that the mount could not record.
         is_cut: there are more reads than READS_MAX.
@@ -48,6 +50,7 @@ class Replayable:
     accesses: list[Access] = field(default_factory=list)
     duration_ms: int = 0
     distinct_bytes: int = 0
+    charged_bytes: int = 0
     read_bytes: int = 0
     hit_bytes: int = 0
     dropped: int = 0
@@ -98,7 +101,8 @@ def load(path: Path, advance: Advance) -> Replayable:
             if trace.is_cut:
                 break
         trace.fault = reader.fault
-        trace.distinct_bytes = sum(reader.blocks.windows[number].size for number in made.read)
+        sizes = [reader.blocks.windows[number].size for number in made.read]
+        trace.distinct_bytes, trace.charged_bytes = sum(sizes), sum(map(charge_of, sizes))
     if not trace.accesses:
         raise TraceError("it has no reads" + (f": {trace.fault}" if trace.fault else ": nothing was read meanwhile"))
     return trace
@@ -148,10 +152,10 @@ def room_of(budget_bytes: int) -> int:
     return budget_bytes - min(HEADROOM_BYTES_MAX, int(HEADROOM_SHARE * budget_bytes))
 
 
-def default_budgets(distinct_bytes: int) -> list[int]:
-    """Budgets from a sixteenth of all that was read to one that holds the whole of it."""
-    headroom_bytes = min(HEADROOM_BYTES_MAX, int(distinct_bytes * HEADROOM_SHARE / (1 - HEADROOM_SHARE))) + PAGE_SIZE
-    return sorted({max(1, (distinct_bytes + headroom_bytes) // share) for share in SHARES})
+def default_budgets(charged_bytes: int) -> list[int]:
+    """Budgets from a sixteenth of what all that was read takes to one that holds the whole of it."""
+    headroom_bytes = min(HEADROOM_BYTES_MAX, int(charged_bytes * HEADROOM_SHARE / (1 - HEADROOM_SHARE))) + PAGE_SIZE
+    return sorted({max(1, (charged_bytes + headroom_bytes) // share) for share in SHARES})
 
 
 def tokens_of(accesses: Sequence[Access]) -> Token | None:
@@ -162,12 +166,12 @@ def tokens_of(accesses: Sequence[Access]) -> Token | None:
 
 
 def replayed(accesses: Sequence[Access], budget_bytes: int, policy: str, warmup: int, advance: Advance) -> Result:
-    """One replay with the room that a mount of this budget has.
+    """One replay with the room that a mount of this budget has, where each range takes what its range file takes.
 
     Args:
         advance: told how many reads it has come on since the last time.
     """
-    outcomes = _counted(run(cache_of(accesses, room_of(budget_bytes), policy), accesses), advance)
+    outcomes = _counted(run(cache_of(accesses, room_of(budget_bytes), policy, charge_of), accesses), advance)
     return tally(policy, budget_bytes, accesses, outcomes, warmup)
 
 

@@ -88,7 +88,7 @@ def simulate(
     except TraceError as error:
         raise MummufsError(f"'{trace}': {error}") from error
     if budgets is None:
-        budgets = default_budgets(loaded.distinct_bytes)
+        budgets = default_budgets(loaded.charged_bytes)
     if len(budgets) * len(names) > CELLS_MAX:
         raise UsageError(f"{len(budgets)} budgets times {len(names)} policies are more than {CELLS_MAX}")
     skipped = len(loaded.accesses) * warmup // 100

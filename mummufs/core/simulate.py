@@ -2,7 +2,8 @@
 
 Theory of operation. An access is one pass over one range, and happens at once: the range is touched, and if it is
 absent a fill is planned, its victims go and it comes, before the next access. So a replay knows no waiting, no two
-reads at the same time and no watermarks; what it measures is the policy.
+reads at the same time and no watermarks; what it measures is the policy. A range takes its own size of the budget,
+unless the caller says what it is charged.
 
 Belady's optimum is the yardstick. It knows the future: the victim is the range whose next use is furthest away, and a
 range that would itself be the victim is not filled (bypass). With ranges of different sizes this is not the very
@@ -15,7 +16,7 @@ optimum, but nothing that knows only the past comes near it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heapify, heappop, heappush
@@ -39,6 +40,14 @@ HEAP_SLACK = 1024
 
 _VERSION = Version(0, 0, 0)
 """Of every file: a replay knows no changes."""
+
+Charge = Callable[[int], int]
+"""What a range of this size takes of the budget, in bytes."""
+
+
+def own_size(size: int) -> int:
+    """The charge of a cache that keeps nothing beside the bytes themselves."""
+    return size
 
 
 class Access(NamedTuple):
@@ -106,18 +115,21 @@ class Result:
         return self.hit_bytes / self.read_bytes if self.read_bytes else 0.0
 
 
-def replay(accesses: Sequence[Access], budget_bytes: int, policy: str, warmup: int = 0) -> Result:
+def replay(
+    accesses: Sequence[Access], budget_bytes: int, policy: str, warmup: int = 0, charge: Charge = own_size
+) -> Result:
     """Replay a stream through one cache.
 
     Args:
         budget_bytes: at least 1.
         policy: a name of POLICIES, or BELADY.
         warmup: so many accesses at the start are not counted.
+        charge: what a range takes of the budget.
 
     Raises:
         KeyError: there is no such policy.
     """
-    outcomes = run(cache_of(accesses, budget_bytes, policy), accesses)
+    outcomes = run(cache_of(accesses, budget_bytes, policy, charge), accesses)
     return tally(policy, budget_bytes, accesses, outcomes, warmup)
 
 
@@ -126,9 +138,11 @@ def miss_curve(accesses: Sequence[Access], budgets: Iterable[int], policy: str, 
     return [replay(accesses, budget, policy, warmup) for budget in budgets]
 
 
-def cache_of(accesses: Sequence[Access], budget_bytes: int, policy: str) -> Cache:
+def cache_of(accesses: Sequence[Access], budget_bytes: int, policy: str, charge: Charge = own_size) -> Cache:
     """A new cache for one replay of these accesses. Raises KeyError for an unknown policy."""
-    return BeladyCache(accesses, budget_bytes) if policy == BELADY else IndexCache(budget_bytes, policy)
+    if policy == BELADY:
+        return BeladyCache(accesses, budget_bytes, charge=charge)
+    return IndexCache(budget_bytes, policy, charge)
 
 
 def run(cache: Cache, accesses: Iterable[Access]) -> Iterator[Outcome]:
@@ -166,12 +180,13 @@ def _follows(key: RangeKey, last: RangeKey) -> bool:
 
 
 class IndexCache:
-    """The product's index under one of its policies. Each range takes its own size of the budget.
+    """The product's index under one of its policies.
 
     There is no headroom: victims go before the fill begins, so all of the budget can hold ranges.
     """
 
-    def __init__(self, budget_bytes: int, policy: str) -> None:
+    def __init__(self, budget_bytes: int, policy: str, charge: Charge = own_size) -> None:
+        self._charge = charge
         self.index = CacheIndex(budget_bytes, POLICIES[policy](budget_bytes))
         self.index.headroom_bytes = 0
         self._joined: set[FileId] = set()
@@ -188,15 +203,15 @@ class IndexCache:
             return Outcome.HIT
         if not one.fills:
             return Outcome.DECLINED
-        decision = Decision.ROOM
+        decision, charge = Decision.ROOM, self._charge(key.size)
         while decision is Decision.ROOM:
-            decision, victims = index.plan_fill(key, key.size, _VERSION)
+            decision, victims = index.plan_fill(key, charge, _VERSION)
             for victim in victims:
                 index.begin_evict(victim)
                 index.finish_evict(victim)
         if decision is not Decision.READY:
             return Outcome.DECLINED
-        index.begin_fill(key, key.size, _VERSION)
+        index.begin_fill(key, charge, _VERSION)
         index.commit_fill(key)
         return Outcome.FILLED
 
@@ -204,10 +219,13 @@ class IndexCache:
 class BeladyCache:
     """The optimum. It has to be given the very accesses it was made with, in order, once."""
 
-    def __init__(self, accesses: Sequence[Access], budget_bytes: int, *, bypass: bool = True) -> None:
+    def __init__(
+        self, accesses: Sequence[Access], budget_bytes: int, *, bypass: bool = True, charge: Charge = own_size
+    ) -> None:
         """`bypass=False` fills every miss, as Belady's own rule does: what is not to be used again goes first."""
         self._next_use = next_uses(accesses)
         self._bypass = bypass
+        self._charge = charge
         self._budget = budget_bytes
         self._at = 0
         self._free = budget_bytes
@@ -222,10 +240,11 @@ class BeladyCache:
         self._at += 1
         hit = key in self._resident
         following = next_use if self._bypass else 0
-        if not hit and not (one.fills and self._make_room(key.size, following)):
+        charge = self._charge(key.size)
+        if not hit and not (one.fills and self._make_room(charge, following)):
             return Outcome.DECLINED
         if not hit:
-            self._free -= key.size
+            self._free -= charge
         self._resident[key] = next_use
         heappush(self._furthest, (-next_use, key))
         if len(self._furthest) > 2 * len(self._resident) + HEAP_SLACK:
@@ -233,17 +252,17 @@ class BeladyCache:
             heapify(self._furthest)
         return Outcome.HIT if hit else Outcome.FILLED
 
-    def _make_room(self, size: int, next_use: int) -> bool:
+    def _make_room(self, charge: int, next_use: int) -> bool:
         """Evict what is used later than `next_use`; nothing if that would not be enough."""
-        if size > self._budget:
+        if charge > self._budget:
             return False
         taken, free = list[tuple[int, RangeKey]](), self._free
-        while free < size and self._furthest and -self._furthest[0][0] > next_use:
+        while free < charge and self._furthest and -self._furthest[0][0] > next_use:
             place = heappop(self._furthest)
             if self._resident.get(place[1]) == -place[0]:
                 taken.append(place)
-                free += place[1].size
-        if free < size:
+                free += self._charge(place[1].size)
+        if free < charge:
             for place in taken:
                 heappush(self._furthest, place)
             return False

@@ -42,7 +42,7 @@ NOISE = 0.03
 """Missed bytes that differ by less are as good as equal."""
 MODEL_BYTES = 512 << 20
 BUDGET_SHARE = 0.25
-TOKENS = 24
+TOKENS = 40
 BENCH = "policies"
 ALL = "All models, geometric mean"
 COLUMNS = (

@@ -23,6 +23,7 @@ from mummufs.core.plan import window_key
 from mummufs.core.ranges import ByteRange, FileId
 from mummufs.core.simulate import Access, Result, replay
 from mummufs.simulation import room_of
+from mummufs.store.layout import charge_of
 from scripts.bench import traces
 from scripts.bench.replay import Range, Step
 from scripts.bench.traces import ALIGNMENT_BYTES, Layer, Layout
@@ -70,7 +71,7 @@ class Workload:
         table = RangeTable.from_manifest(Manifest("bench", self.layout.size, listed))
         warmup = [one for step in self.warmup for one in _accesses(table, step)]
         timed = [one for step in self.timed for one in _accesses(table, step)]
-        return replay([*warmup, *timed], room_of(budget_bytes), policy, len(warmup))
+        return replay([*warmup, *timed], room_of(budget_bytes), policy, len(warmup), charge_of)
 
 
 def _accesses(table: RangeTable, step: Step) -> list[Access]:

@@ -18,6 +18,7 @@ from mummufs.core.ranges import FileId, RangeKey
 from mummufs.core.simulate import replay
 from mummufs.engine.tracing import Tracing
 from mummufs.simulation import NAMES_DEFAULT, default_budgets, load, room_of
+from mummufs.store.layout import charge_of
 from mummufs.tracefile import TraceHeader, TraceWriter
 
 MIB = 1 << 20
@@ -126,7 +127,7 @@ def test_figures_are_those_of_the_replay(tokens: Path) -> None:
     answer = results(called("simulate", tokens, "--json"))
     assert {r["policy"] for r in answer["results"]} == set(NAMES_DEFAULT)
     for result in answer["results"]:
-        expected = replay(accesses, room_of(result["budget_bytes"]), result["policy"])
+        expected = replay(accesses, room_of(result["budget_bytes"]), result["policy"], charge=charge_of)
         assert (result["hits"], result["hit_bytes"]) == (expected.hits, expected.hit_bytes)
         assert result["written_bytes"] == expected.written_bytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -103,10 +104,23 @@ def test_every_byte_is_a_hit_or_a_miss_and_none_is_filled_that_was_not_missed(
 @given(NUMBERS, SIZES, st.integers(1, 12))
 def test_belady_never_holds_more_than_the_budget(numbers: list[int], sizes: list[int], budget: int) -> None:
     accesses = accesses_of(numbers, sizes)
-    cache = BeladyCache(accesses, budget)
+    cache = BeladyCache(accesses, budget, charge=lambda size: size + 1)
     for outcome, _ in zip(run(cache, accesses), accesses, strict=True):
-        assert cache._free + sum(key.size for key in cache._resident) == budget and cache._free >= 0
+        assert cache._free + sum(key.size + 1 for key in cache._resident) == budget and cache._free >= 0
         assert outcome in Outcome
+
+
+@given(NUMBERS, SIZES, st.integers(1, 12), st.sampled_from([*POLICIES, BELADY]))
+def test_what_a_range_is_charged_is_what_it_takes(
+    numbers: list[int], sizes: list[int], budget: int, policy: str
+) -> None:
+    """Charged twice its size in twice the budget, everything is as it was; what is charged more holds less."""
+    accesses = accesses_of(numbers, sizes)
+    plain = replay(accesses, budget, policy)
+    double = replay(accesses, 2 * budget, policy, charge=lambda size: 2 * size)
+    assert replace(double, budget_bytes=budget) == plain
+    none = replay(accesses, budget, policy, charge=lambda size: size + budget)
+    assert (none.hits, none.written_bytes) == (0, 0)
 
 
 def test_belady_does_not_fill_what_it_would_evict_first() -> None:
