@@ -35,8 +35,8 @@ GAP_MAX_BYTES = 2 << 20
 """Windows closer than this are in one row."""
 SPILL_BYTES = 5 << 19
 """What of a row may be nobody's wish: the kernel reads up to 1 MiB ahead twice, and half of that around a fault."""
-WALK_BYTES = 8 << 20
-"""A row that is longer by this, and by two windows, is a walk through the file."""
+WALK_BYTES = 32 << 20
+"""A row that is longer by this, and by two windows, is a walk through the file. One layer's dense part is none."""
 AHEAD = 1.0
 """Times what was walked. Half of that is through before more is asked for."""
 AHEAD_MAX_BYTES = 32 << 20

@@ -64,6 +64,7 @@ class TokensBench:
     warm_tokens: int
     cold_tokens: int
     read_modes: Sequence[ReadMode]
+    layers_min: int
     options: tuple[str, ...]
     results: Results
 
@@ -74,7 +75,7 @@ class TokensBench:
     def run(self, size: int) -> None:
         """Make the model, warm the store, and measure every round; what was made is removed."""
         trace = traces.load(self.trace_name)
-        layout = traces.lay_out(trace, size)
+        layout = traces.lay_out(trace, size, self.layers_min)
         plan = traces.steps(trace, layout, max(self.warm_tokens, self.cold_tokens))
         token_bytes = sum(part.size for step in plan for part in step) // len(plan)
         self.results.facts["traces"][self.trace_name] = {
@@ -200,6 +201,7 @@ def run_tokens(
                 warm_tokens=facts["tokens"],
                 cold_tokens=facts["cold_tokens"],
                 read_modes=modes,
+                layers_min=facts["layers_min"],
                 options=options,
                 results=results,
             )
@@ -243,8 +245,19 @@ def _volumes(fast_bytes: int, size: int) -> Iterator[tuple[Path, Path, Path, Mod
 @click.command(help=__doc__)
 @click.option("--size", "size", type=SIZE, help="Of each model. Default: 2G; with --policies 512M.")
 @click.option("--rounds", type=click.IntRange(1, 100), help="Default: 5; with --policies 1.")
-@click.option("--tokens", type=click.IntRange(1, 64), help="In a warm run: 6. With --policies those timed: 24.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 64),
+    help=f"In a warm run: {TOKENS}. With --policies those timed: {tokens_policies.TOKENS}.",
+)
 @click.option("--cold-tokens", type=click.IntRange(1, 64), default=2, show_default=True, help="In a cold run.")
+@click.option(
+    *("--layers", "layers_min"),
+    type=click.IntRange(1, 64),
+    default=traces.LAYERS_MIN,
+    show_default=True,
+    help="At least. Sizes are divided by what it takes; with one layer they are more like the model's own.",
+)
 @click.option("--trace", "names", type=click.Choice(workloads.NAMES), multiple=True, help="Only these.")
 @click.option("--mode", "modes", type=click.Choice(tuple(MODES)), multiple=True, help="Only these ways of reading.")
 @click.option("--policies", is_flag=True, help="Compare policies of eviction, with a store smaller than the model.")
@@ -268,6 +281,7 @@ def main(
     rounds: int | None,
     tokens: int | None,
     cold_tokens: int,
+    layers_min: int,
     names: tuple[str, ...],
     modes: tuple[ReadMode, ...],
     policies: bool,
@@ -292,7 +306,7 @@ def main(
         tokens_policies.show(results)
     else:
         facts = {"model_bytes": size, "rounds": rounds or ROUNDS, "tokens": tokens or TOKENS}
-        results = Results("tokens", {**facts, "cold_tokens": cold_tokens, "traces": {}})
+        results = Results("tokens", {**facts, "cold_tokens": cold_tokens, "layers_min": layers_min, "traces": {}})
         run_tokens(results, names or traces.NAMES, size, modes or tuple(MODES), options)
         show(results)
     results.finish(json_path)

@@ -106,10 +106,10 @@ def load(name: str) -> Trace:
     return Trace(experts, layers, [sorted(prompt[layer]) for layer in range(len(layers))], tokens)
 
 
-def lay_out(trace: Trace, size: int) -> Layout:
-    """The layers of a trace in a file of at most `size` bytes."""
+def lay_out(trace: Trace, size: int, layers_min: int = LAYERS_MIN) -> Layout:
+    """The layers of a trace in a file of at most `size` bytes, so many at least."""
     largest = max(layer.expert_bytes * trace.experts + layer.dense_bytes for layer in trace.layers)
-    factor = max(1, -(-largest * LAYERS_MIN // size))
+    factor = max(1, -(-largest * layers_min // size))
     count = min(len(trace.layers), size * factor // largest)
     chosen = [i * len(trace.layers) // count for i in range(count)]
     layers, end = [], 0

@@ -25,7 +25,7 @@ FILE = FileId(1, 1)
 MIB = 1 << 20
 SIZE = 2 << 30
 WINDOW = 1 * MIB
-FAR = 32 * MIB
+FAR = 64 << 20
 WALK_STARTS = WALK_BYTES + SPILL_BYTES
 """A row as long as this is a walk."""
 
